@@ -1,0 +1,91 @@
+"""Names and places: where a run keeps its things, what its jobs are called, which keys its table has.
+
+Run id = execution name. Attempt numbers start at 1; the run table's item with attempt 0 is the run itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+JOB_NAME_MAX = 63  # CreateTrainingJob TrainingJobName: 1-63, [a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}
+RUN_TAG = "blackwell:run"
+ATTEMPT_TAG = "blackwell:attempt"
+STAGE_TAG = "blackwell:stage"
+
+RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,79}$")
+"""Execution names: what Step Functions takes (80 characters) and what has no white space or slash."""
+
+TABLE_RUN_KEY = "run"
+TABLE_ATTEMPT_KEY = "attempt"
+RUN_ITEM_ATTEMPT = 0
+
+DATASETS_PREFIX = "datasets/"
+JOBS_PREFIX = "jobs/"
+"""A job spec put under this prefix of the artifacts bucket starts a run."""
+
+
+def job_name(prefix: str, run: str, attempt: int) -> str:
+    """The training job's name: `<prefix>-<run>-a<attempt>`, at most 63 legal characters, one to one with the run.
+
+    A short hash of the run is added whenever its name had to be changed or shortened.
+    """
+    suffix = f"-a{attempt}"
+    legal = re.sub(r"-+$", "", re.sub(r"[^a-zA-Z0-9-]", "-", run)).lstrip("-")
+    room = JOB_NAME_MAX - len(prefix) - 1 - len(suffix)
+    if legal != run or len(legal) > room:
+        digest = hashlib.sha256(run.encode()).hexdigest()[:8]
+        legal = f"{legal[: room - 9].rstrip('-')}-{digest}".lstrip("-")
+    return f"{prefix}-{legal}{suffix}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlaces:
+    """S3 keys of one run: documents in the artifacts bucket, checkpoints in the checkpoint bucket."""
+
+    run: str
+
+    @property
+    def prefix(self) -> str:
+        return f"runs/{self.run}/"
+
+    def document(self, name: str) -> str:
+        """Key of `spec.json`, `plan.json`, `findings.json`, `report.json`, `report.html` in the artifacts bucket."""
+        return f"{self.prefix}{name}"
+
+    @property
+    def control(self) -> str:
+        """Key of the control file in the artifacts bucket, polled by rank 0."""
+        return f"{self.prefix}control.json"
+
+    @property
+    def checkpoints(self) -> str:
+        """Key prefix of the checkpoints in the checkpoint bucket."""
+        return f"{self.prefix}checkpoints/"
+
+    @property
+    def model_output(self) -> str:
+        """Key prefix of SageMaker's OutputDataConfig in the checkpoint bucket."""
+        return f"{self.prefix}output/"
+
+
+def checkpoint_folder(step: int) -> str:
+    """Folder of the checkpoint after `step` optimizer steps."""
+    return f"step-{step:08d}"
+
+
+CHECKPOINT_FOLDER = re.compile(r"^step-(\d{8,})$")
+MANIFEST = "MANIFEST.json"
+
+
+def s3_uri(bucket: str, key: str) -> str:
+    return f"s3://{bucket}/{key}"
+
+
+def split_s3_uri(uri: str) -> tuple[str, str]:
+    """(bucket, key) of an s3:// URI. Raises ValueError for anything else."""
+    match = re.match(r"^s3://([^/]+)/?(.*)$", uri)
+    if match is None:
+        raise ValueError(f"not an S3 URI: {uri!r}")
+    return match[1], match[2]
