@@ -52,10 +52,10 @@ class TrainerConfig(_Spec):
 
 
 def to_hyperparameters(spec: JobSpec) -> dict[str, str]:
-    """Flattens a spec; only values that differ from the defaults are sent. Values are JSON, strings plain."""
+    """Flattens a spec, defaults included, so that the job itself records all of it. Values are JSON, strings plain."""
     flat: dict[str, Any] = {}
-    _flatten("model", spec.model.model_dump(mode="json", exclude_none=True, exclude_defaults=True), flat)
-    _flatten("", spec.training.model_dump(mode="json", exclude_none=True, exclude_defaults=True), flat)
+    _flatten("model", spec.model.model_dump(mode="json", exclude_none=True), flat)
+    _flatten("", spec.training.model_dump(mode="json", exclude_none=True), flat)
     if spec.data is not None:
         _flatten("data", {"document_mask": spec.data.document_mask} if spec.data.document_mask else {}, flat)
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in sorted(flat.items())}
@@ -95,8 +95,8 @@ def from_hyperparameters(raw: Mapping[str, Any], environment: Mapping[str, str] 
             target = target.setdefault(part, {})
         target[keys[-1]] = _decode(value)
     tree["run"] = environment.get(ENV_RUN) or tree.get("run", "local")
-    if not tree["model"]:
-        tree["model"] = {"preset": "1b"}
+    if not {"preset", "hidden_size"} & tree["model"].keys():
+        tree["model"]["preset"] = "1b"  # the published recipe names only the number of layers
     if not tree["data"] and tree["training"].get("workload") == Workload.LAYERS:
         tree.pop("data")
     else:
