@@ -139,8 +139,12 @@ def from_validation_error(error: ValidationError) -> list[Finding]:
             given = None if not isinstance(given, float) else str(given)
         legal = context.get("expected")
         finding = Finding(
-            id=identity, path=path, message=item["msg"].removeprefix("Value error, "), given=given,
-            legal=str(legal) if legal else None, nearest=_nearest(kind, context),
+            id=identity,
+            path=path,
+            message=item["msg"].removeprefix("Value error, "),
+            given=given,
+            legal=str(legal) if legal else None,
+            nearest=_nearest(kind, context),
         )
         found.setdefault((path, identity), finding)
     return list(found.values())
@@ -148,8 +152,13 @@ def from_validation_error(error: ValidationError) -> list[Finding]:
 
 def _is_union_branch(part: str) -> bool:
     """Pydantic puts the name of the union branch into the path; a user never typed it."""
-    return part[:1].isupper() or part.startswith(("literal[", "str-enum[", "constrained", "function-", "tagged-union", "lax-or-strict", "json-or")) or part in (
-        "int", "float", "str", "bool", "list", "dict", "none")
+    return (
+        part[:1].isupper()
+        or part.startswith(
+            ("literal[", "str-enum[", "constrained", "function-", "tagged-union", "lax-or-strict", "json-or")
+        )
+        or part in ("int", "float", "str", "bool", "list", "dict", "none")
+    )
 
 
 def _nearest(kind: str, context: dict[str, Any]) -> Any:

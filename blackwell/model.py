@@ -10,6 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 
+DEFAULT_RMS_NORM_EPS = 1e-5
+DEFAULT_ROPE_THETA = 500_000.0
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """A fully known shape. All sizes are element counts; `vocab_size` 0 means no embedding and no head."""
@@ -22,8 +26,8 @@ class ModelShape:
     vocab_size: int
     head_dim: int
     tie_word_embeddings: bool = False
-    rms_norm_eps: float = 1e-5
-    rope_theta: float = 500_000.0
+    rms_norm_eps: float = DEFAULT_RMS_NORM_EPS
+    rope_theta: float = DEFAULT_ROPE_THETA
     gated: bool = True
     """SwiGLU (two up-projections) when true, GELU (one) when false."""
     bias: bool = False
@@ -63,15 +67,40 @@ class ModelShape:
     def num_parameters(self) -> int:
         """All trainable parameters, the final norm included."""
         final_norm = self.hidden_size if self.vocab_size else 0
-        return self.num_hidden_layers * self.layer_parameters + self.embedding_parameters + self.head_parameters + final_norm
+        return (
+            self.num_hidden_layers * self.layer_parameters
+            + self.embedding_parameters
+            + self.head_parameters
+            + final_norm
+        )
 
     def layers_workload(self) -> ModelShape:
         """The same width and depth as a bare stack of layers: GELU, biases, no vocabulary."""
         return replace(self, vocab_size=0, gated=False, bias=True, tie_word_embeddings=False)
 
 
-def _llama(hidden: int, layers: int, heads: int, kv: int, ffn: int, vocab: int, *, tied: bool = False, theta: float = 500_000.0) -> ModelShape:
-    return ModelShape(hidden, layers, heads, kv, ffn, vocab, head_dim=128 if hidden > 2048 else hidden // heads, tie_word_embeddings=tied, rope_theta=theta)
+def _llama(
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv: int,
+    ffn: int,
+    vocab: int,
+    *,
+    tied: bool = False,
+    theta: float = DEFAULT_ROPE_THETA,
+) -> ModelShape:
+    return ModelShape(
+        hidden,
+        layers,
+        heads,
+        kv,
+        ffn,
+        vocab,
+        head_dim=128 if hidden > 2048 else hidden // heads,
+        tie_word_embeddings=tied,
+        rope_theta=theta,
+    )
 
 
 PRESETS: dict[str, ModelShape] = {

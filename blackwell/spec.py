@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from blackwell.findings import Finding, FindingsError, from_validation_error
-from blackwell.model import PRESETS, ModelShape
+from blackwell.model import DEFAULT_RMS_NORM_EPS, DEFAULT_ROPE_THETA, PRESETS, ModelShape
 
 DAY_SECONDS = 86_400
 MAX_RUNTIME_SECONDS = 28 * DAY_SECONDS  # CreateTrainingJob StoppingCondition, API reference
@@ -107,12 +107,28 @@ class ModelSpec(_Spec):
             kv = self.num_key_value_heads or (PRESETS[self.preset].num_key_value_heads if self.preset else heads)
             if heads % kv:
                 nearest = max(k for k in range(1, kv + 1) if heads % k == 0)
-                findings.append(Finding(id="BTS-006", path="num_key_value_heads", message="must divide num_attention_heads", given=kv, legal=f"a divisor of {heads}", nearest=nearest))
+                findings.append(
+                    Finding(
+                        id="BTS-006",
+                        path="num_key_value_heads",
+                        message="must divide num_attention_heads",
+                        given=kv,
+                        legal=f"a divisor of {heads}",
+                        nearest=nearest,
+                    )
+                )
             if self.head_dim is None and (self.preset is None or self.hidden_size or self.num_attention_heads):
                 if hidden % heads or (hidden // heads) % 2:
-                    findings.append(Finding(
-                        id="BTS-006", path="hidden_size", message="must be an even multiple of num_attention_heads where head_dim is not given",
-                        given=hidden, legal=f"a multiple of {2 * heads}", nearest=max(1, round(hidden / (2 * heads))) * 2 * heads))
+                    findings.append(
+                        Finding(
+                            id="BTS-006",
+                            path="hidden_size",
+                            message="must be an even multiple of num_attention_heads where head_dim is not given",
+                            given=hidden,
+                            legal=f"a multiple of {2 * heads}",
+                            nearest=max(1, round(hidden / (2 * heads))) * 2 * heads,
+                        )
+                    )
         if findings:
             raise FindingsError(findings)
         return self
@@ -129,18 +145,30 @@ class ModelSpec(_Spec):
             keeps_preset = self.preset is not None and self.hidden_size is None and self.num_attention_heads is None
             head_dim = PRESETS[self.preset].head_dim if keeps_preset and self.preset else hidden // heads
         return ModelShape(
-            hidden_size=hidden, num_hidden_layers=self._get("num_hidden_layers"), num_attention_heads=heads,
-            num_key_value_heads=self._get("num_key_value_heads") or heads, intermediate_size=self._get("intermediate_size"),
-            vocab_size=self._get("vocab_size"), head_dim=head_dim, tie_word_embeddings=bool(self._get("tie_word_embeddings")),
-            rms_norm_eps=self._get("rms_norm_eps") or ModelShape.__dataclass_fields__["rms_norm_eps"].default,
-            rope_theta=self._get("rope_theta") or ModelShape.__dataclass_fields__["rope_theta"].default,
+            hidden_size=hidden,
+            num_hidden_layers=self._get("num_hidden_layers"),
+            num_attention_heads=heads,
+            num_key_value_heads=self._get("num_key_value_heads") or heads,
+            intermediate_size=self._get("intermediate_size"),
+            vocab_size=self._get("vocab_size"),
+            head_dim=head_dim,
+            tie_word_embeddings=bool(self._get("tie_word_embeddings")),
+            rms_norm_eps=self._get("rms_norm_eps") or DEFAULT_RMS_NORM_EPS,
+            rope_theta=self._get("rope_theta") or DEFAULT_ROPE_THETA,
         )
 
 
 class DataSpec(_Spec):
     """Where the token shards are; `python -m trainer.data prepare` makes them."""
 
-    train: Annotated[str, Field(min_length=1, max_length=1_024, pattern=r"^(s3://[a-z0-9][a-z0-9.-]{2,62}/.+|[A-Za-z0-9][A-Za-z0-9!_.*'()/-]*)$")]
+    train: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=1_024,
+            pattern=r"^(s3://[a-z0-9][a-z0-9.-]{2,62}/.+|[A-Za-z0-9][A-Za-z0-9!_.*'()/-]*)$",
+        ),
+    ]
     """S3 URI of a folder of shards, or a prefix inside the stack's own artifacts bucket (`datasets/stdlib/`)."""
     validation: Annotated[str, Field(min_length=1, max_length=1_024)] | None = None
     """The same for validation data; without it the validation split inside `train` is used, if there is one."""
@@ -244,16 +272,48 @@ class TrainingSpec(_Spec):
     def _consistent(self) -> Self:
         findings: list[Finding] = []
         if (self.steps is None) == (self.tokens is None):
-            findings.append(Finding(id="BTS-008", path="steps", message="give exactly one of steps and tokens", legal="steps or tokens"))
+            findings.append(
+                Finding(
+                    id="BTS-008", path="steps", message="give exactly one of steps and tokens", legal="steps or tokens"
+                )
+            )
         if self.steps is not None and self.warmup_steps > self.steps:
-            findings.append(Finding(id="BTS-006", path="warmup_steps", message="is longer than the run", given=self.warmup_steps, legal=f"0 to {self.steps}", nearest=self.steps))
-        if isinstance(self.micro_batch_size, int) and self.global_batch_size is not None and self.global_batch_size % self.micro_batch_size:
+            findings.append(
+                Finding(
+                    id="BTS-006",
+                    path="warmup_steps",
+                    message="is longer than the run",
+                    given=self.warmup_steps,
+                    legal=f"0 to {self.steps}",
+                    nearest=self.steps,
+                )
+            )
+        if (
+            isinstance(self.micro_batch_size, int)
+            and self.global_batch_size is not None
+            and self.global_batch_size % self.micro_batch_size
+        ):
             nearest = max(1, round(self.global_batch_size / self.micro_batch_size)) * self.micro_batch_size
-            findings.append(Finding(
-                id="BTS-111", path="global_batch_size", message="must be a multiple of micro_batch_size", given=self.global_batch_size,
-                legal=f"a multiple of {self.micro_batch_size}", nearest=nearest))
+            findings.append(
+                Finding(
+                    id="BTS-111",
+                    path="global_batch_size",
+                    message="must be a multiple of micro_batch_size",
+                    given=self.global_batch_size,
+                    legal=f"a multiple of {self.micro_batch_size}",
+                    nearest=nearest,
+                )
+            )
         if self.emulate_precision and self.backend == "te":
-            findings.append(Finding(id="BTS-008", path="emulate_precision", message="needs the torch backend", given=True, legal="backend torch or auto"))
+            findings.append(
+                Finding(
+                    id="BTS-008",
+                    path="emulate_precision",
+                    message="needs the torch backend",
+                    given=True,
+                    legal="backend torch or auto",
+                )
+            )
         if findings:
             raise FindingsError(findings)
         return self
@@ -265,12 +325,24 @@ class CapacityEntry(_Spec):
     kind: CapacityKind
     instance_type: Annotated[str, Field(pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9]+$")] = "ml.p6-b200.48xlarge"
     instance_count: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
-    training_plan_arn: Annotated[str, Field(min_length=50, max_length=2_048, pattern=r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:training-plan/.+$")] | None = None
+    training_plan_arn: (
+        Annotated[
+            str,
+            Field(
+                min_length=50,
+                max_length=2_048,
+                pattern=r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:[0-9]{12}:training-plan/.+$",
+            ),
+        ]
+        | None
+    ) = None
     max_runtime_seconds: Annotated[int, Field(strict=True, ge=60, le=MAX_RUNTIME_SECONDS)] = DAY_SECONDS
     """Wall-clock limit of one attempt; SageMaker counts restarts in."""
     max_wait_seconds: Annotated[int, Field(strict=True, ge=60, le=2 * MAX_RUNTIME_SECONDS)] | None = None
     """Spot only: waiting and running together; at least max_runtime_seconds."""
-    max_pending_seconds: Annotated[int, Field(strict=True, ge=MAX_PENDING_SECONDS[0], le=MAX_PENDING_SECONDS[1])] | None = None
+    max_pending_seconds: (
+        Annotated[int, Field(strict=True, ge=MAX_PENDING_SECONDS[0], le=MAX_PENDING_SECONDS[1])] | None
+    ) = None
     hourly_price: Annotated[float, Field(gt=0, le=100_000)] | None = None
     """US dollars per instance and hour that you pay; replaces the shipped price."""
 
@@ -279,16 +351,45 @@ class CapacityEntry(_Spec):
         findings: list[Finding] = []
         if self.kind is CapacityKind.SPOT:
             if self.max_wait_seconds is None or self.max_wait_seconds < self.max_runtime_seconds:
-                findings.append(Finding(
-                    id="BTS-008", path="max_wait_seconds", message="spot needs max_wait_seconds of at least max_runtime_seconds",
-                    given=self.max_wait_seconds, legal=f">= {self.max_runtime_seconds}", nearest=self.max_runtime_seconds))
+                findings.append(
+                    Finding(
+                        id="BTS-008",
+                        path="max_wait_seconds",
+                        message="spot needs max_wait_seconds of at least max_runtime_seconds",
+                        given=self.max_wait_seconds,
+                        legal=f">= {self.max_runtime_seconds}",
+                        nearest=self.max_runtime_seconds,
+                    )
+                )
         elif self.max_wait_seconds is not None:
-            findings.append(Finding(id="BTS-008", path="max_wait_seconds", message=f"is for spot only, not for {self.kind}", given=self.max_wait_seconds, legal="leave it out"))
+            findings.append(
+                Finding(
+                    id="BTS-008",
+                    path="max_wait_seconds",
+                    message=f"is for spot only, not for {self.kind}",
+                    given=self.max_wait_seconds,
+                    legal="leave it out",
+                )
+            )
         if self.kind is CapacityKind.TRAINING_PLAN:
             if self.training_plan_arn is None:
-                findings.append(Finding(id="BTS-008", path="training_plan_arn", message="a training-plan entry needs the ARN of its plan"))
+                findings.append(
+                    Finding(
+                        id="BTS-008",
+                        path="training_plan_arn",
+                        message="a training-plan entry needs the ARN of its plan",
+                    )
+                )
         elif self.training_plan_arn is not None:
-            findings.append(Finding(id="BTS-008", path="training_plan_arn", message=f"goes with kind training-plan, not with {self.kind}", given=self.training_plan_arn, legal="leave it out, or kind training-plan"))
+            findings.append(
+                Finding(
+                    id="BTS-008",
+                    path="training_plan_arn",
+                    message=f"goes with kind training-plan, not with {self.kind}",
+                    given=self.training_plan_arn,
+                    legal="leave it out, or kind training-plan",
+                )
+            )
         if findings:
             raise FindingsError(findings)
         return self
@@ -336,7 +437,14 @@ class JobSpec(_Spec):
     def _consistent(self) -> Self:
         findings: list[Finding] = []
         if self.training.workload is Workload.LM and self.data is None:
-            findings.append(Finding(id="BTS-004", path="data", message="workload lm needs a data channel", legal='{"train": "s3://bucket/prefix/"}'))
+            findings.append(
+                Finding(
+                    id="BTS-004",
+                    path="data",
+                    message="workload lm needs a data channel",
+                    legal='{"train": "s3://bucket/prefix/"}',
+                )
+            )
         if findings:
             raise FindingsError(findings)
         return self
@@ -348,7 +456,9 @@ class JobSpec(_Spec):
 
 
 def _refuse_constant(text: str) -> float:
-    raise FindingsError([Finding(id="BTS-009", message="JSON has no NaN and no Infinity", given=text, legal="a finite number")])
+    raise FindingsError(
+        [Finding(id="BTS-009", message="JSON has no NaN and no Infinity", given=text, legal="a finite number")]
+    )
 
 
 def parse_job_spec(document: object) -> JobSpec:
@@ -358,7 +468,16 @@ def parse_job_spec(document: object) -> JobSpec:
         FindingsError: with every finding about the shape of the document.
     """
     if not isinstance(document, dict):
-        raise FindingsError([Finding(id="BTS-001", message="a job spec is a JSON object", given=type(document).__name__, legal="an object: {...}")])
+        raise FindingsError(
+            [
+                Finding(
+                    id="BTS-001",
+                    message="a job spec is a JSON object",
+                    given=type(document).__name__,
+                    legal="an object: {...}",
+                )
+            ]
+        )
     try:
         return JobSpec.model_validate(document)
     except ValidationError as error:
@@ -374,7 +493,9 @@ def parse_job_spec_text(text: str) -> JobSpec:
     try:
         document = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        raise FindingsError([Finding(id="BTS-002", message=f"{error.msg} at line {error.lineno} column {error.colno}")]) from None
+        raise FindingsError(
+            [Finding(id="BTS-002", message=f"{error.msg} at line {error.lineno} column {error.colno}")]
+        ) from None
     except RecursionError:
         raise FindingsError([Finding(id="BTS-002", message="nested too deeply")]) from None
     return parse_job_spec(document)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from decimal import Decimal
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -101,8 +102,14 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def _value(value: Any) -> str:
+    if isinstance(value, float):  # fixed-point here too: the metric definitions read these numbers
+        return format(Decimal(repr(value)), "f")
+    return json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=True, default=str)
+
+
 def _json(fields: dict[str, Any]) -> str:
-    return json.dumps(_finite(fields), separators=(",", ":"), allow_nan=False, ensure_ascii=True, default=str)
+    return "{" + ",".join(f"{json.dumps(key)}:{_value(value)}" for key, value in _finite(fields).items()) + "}"
 
 
 def _fixed(value: float | None) -> str:
@@ -133,7 +140,9 @@ def parse_step(line: str) -> tuple[str, StepRecord] | None:
     if match is None:
         return None
     try:
-        return match["run"], StepRecord.model_validate_json(match["json"])
+        fields = json.loads(match["json"])
+        known = {key: value for key, value in fields.items() if value is not None}
+        return match["run"], StepRecord.model_validate({"loss": None, **known})
     except ValueError:
         return None
 

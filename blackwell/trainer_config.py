@@ -104,13 +104,15 @@ def from_hyperparameters(raw: Mapping[str, Any], environment: Mapping[str, str] 
     try:
         return TrainerConfig.model_validate(tree)
     except ValidationError as error:
-        findings = [f.model_copy(update={"path": f.path.removeprefix("training.")}) for f in from_validation_error(error)]
+        findings = [
+            f.model_copy(update={"path": f.path.removeprefix("training.")}) for f in from_validation_error(error)
+        ]
         raise FindingsError(findings) from None
 
 
 def _decode(value: Any) -> Any:
     """Plain, quoted or JSON-encoded text to a value; text that is no JSON stays text."""
-    for _ in range(2):
+    for _ in range(3):
         if not isinstance(value, str):
             return value
         try:
@@ -124,10 +126,12 @@ def _decode(value: Any) -> Any:
 
 
 def _as_text(value: Any) -> str:
-    if isinstance(value, str) and value[:1] == '"':
-        decoded = _decode(value)
-        return decoded if isinstance(decoded, str) else value
-    return value if isinstance(value, str) else json.dumps(value)
+    while isinstance(value, str) and value[:1] == '"':
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return value
+    return str(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _not_finite(text: str) -> float:

@@ -77,19 +77,53 @@ class Rule:
 
 RULES: dict[Verdict, Rule] = {
     Verdict.COMPLETED: Rule("the job finished all steps", (), "Read the report."),
-    Verdict.OUT_OF_MEMORY: Rule("a GPU ran out of memory", (Remedy.LESS_MEMORY,), "Turn activation checkpointing on, lower micro_batch_size or seq_length."),
-    Verdict.INTERRUPTED: Rule("spot capacity was taken and never came back", (Remedy.NEXT_CAPACITY,), "List an on-demand or training-plan entry after the spot entry."),
-    Verdict.WAIT_EXCEEDED: Rule("the job waited longer than max_wait_seconds", (Remedy.NEXT_CAPACITY,), "Raise max_wait_seconds or list another capacity entry."),
-    Verdict.RUNTIME_EXCEEDED: Rule("the job ran longer than max_runtime_seconds", (Remedy.NEXT_CAPACITY,), "Raise max_runtime_seconds; the run goes on from its checkpoint with resume_from."),
-    Verdict.CAPACITY: Rule("AWS had no such instances", (Remedy.WAIT_AND_RETRY, Remedy.NEXT_CAPACITY), "List another capacity entry or buy a training plan."),
-    Verdict.QUOTA: Rule("the account's quota is too small", (Remedy.NEXT_CAPACITY,), "Ask Service Quotas for more of the named quota."),
+    Verdict.OUT_OF_MEMORY: Rule(
+        "a GPU ran out of memory",
+        (Remedy.LESS_MEMORY,),
+        "Turn activation checkpointing on, lower micro_batch_size or seq_length.",
+    ),
+    Verdict.INTERRUPTED: Rule(
+        "spot capacity was taken and never came back",
+        (Remedy.NEXT_CAPACITY,),
+        "List an on-demand or training-plan entry after the spot entry.",
+    ),
+    Verdict.WAIT_EXCEEDED: Rule(
+        "the job waited longer than max_wait_seconds",
+        (Remedy.NEXT_CAPACITY,),
+        "Raise max_wait_seconds or list another capacity entry.",
+    ),
+    Verdict.RUNTIME_EXCEEDED: Rule(
+        "the job ran longer than max_runtime_seconds",
+        (Remedy.NEXT_CAPACITY,),
+        "Raise max_runtime_seconds; the run goes on from its checkpoint with resume_from.",
+    ),
+    Verdict.CAPACITY: Rule(
+        "AWS had no such instances",
+        (Remedy.WAIT_AND_RETRY, Remedy.NEXT_CAPACITY),
+        "List another capacity entry or buy a training plan.",
+    ),
+    Verdict.QUOTA: Rule(
+        "the account's quota is too small", (Remedy.NEXT_CAPACITY,), "Ask Service Quotas for more of the named quota."
+    ),
     Verdict.THROTTLED: Rule("AWS throttled the request", (Remedy.WAIT_AND_RETRY,), "Start fewer runs at once."),
-    Verdict.PLAN_UNAVAILABLE: Rule("the training plan takes no jobs now", (Remedy.WAIT_AND_RETRY, Remedy.NEXT_CAPACITY), "Look at the plan's status and its free instances."),
-    Verdict.PLAN_ENDED: Rule("the training plan's last reservation ended", (Remedy.NEXT_CAPACITY,), "Go on with resume_from on another plan."),
-    Verdict.DIVERGED: Rule("loss or gradients became non-finite, or the loss ran away", (Remedy.SKIP_DATA,), "Lower the learning rate, or use a wider precision, and resume from the last good checkpoint."),
+    Verdict.PLAN_UNAVAILABLE: Rule(
+        "the training plan takes no jobs now",
+        (Remedy.WAIT_AND_RETRY, Remedy.NEXT_CAPACITY),
+        "Look at the plan's status and its free instances.",
+    ),
+    Verdict.PLAN_ENDED: Rule(
+        "the training plan's last reservation ended", (Remedy.NEXT_CAPACITY,), "Go on with resume_from on another plan."
+    ),
+    Verdict.DIVERGED: Rule(
+        "loss or gradients became non-finite, or the loss ran away",
+        (Remedy.SKIP_DATA,),
+        "Lower the learning rate, or use a wider precision, and resume from the last good checkpoint.",
+    ),
     Verdict.HUNG: Rule("the ranks stopped making progress", (Remedy.RETRY_SAME,), "Look at the stacks in the log."),
     Verdict.HARDWARE: Rule("a GPU, link or host failed", (Remedy.RETRY_SAME,), "Nothing, unless it comes again."),
-    Verdict.USER_ERROR: Rule("the job's own code, data or settings failed", (), "Read the first line of the cause; the log has the rest."),
+    Verdict.USER_ERROR: Rule(
+        "the job's own code, data or settings failed", (), "Read the first line of the cause; the log has the rest."
+    ),
     Verdict.STOPPED: Rule("somebody stopped the job or the execution", (), "Go on with resume_from."),
     Verdict.BUDGET_REACHED: Rule("the budget is used up", (), "Raise budget.max_cost_usd and go on with resume_from."),
     Verdict.REJECTED: Rule("the job spec was refused before anything was created", (), "Mend the findings."),
@@ -114,7 +148,12 @@ class FailureRecord(BaseModel):
             over = len(text) - FAILURE_RECORD_MAX
             if over <= 0:
                 return text
-            cut = record.model_copy(update={"cause": record.cause.encode("ascii", "replace").decode()[: max(0, len(record.cause) - over - 3)] + "..."})
+            cut = record.model_copy(
+                update={
+                    "cause": record.cause.encode("ascii", "replace").decode()[: max(0, len(record.cause) - over - 3)]
+                    + "..."
+                }
+            )
             text = json.dumps(cut.model_dump(mode="json", exclude_none=True), separators=(",", ":"))
             if len(text) <= FAILURE_RECORD_MAX:
                 return text
