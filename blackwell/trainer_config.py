@@ -131,7 +131,9 @@ def _as_text(value: Any) -> str:
             value = json.loads(value)
         except ValueError:
             return value
-    return str(value) if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
 def _not_finite(text: str) -> float:

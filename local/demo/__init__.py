@@ -1,0 +1,1 @@
+"""The main job, shown: deploy, execute, train on real text, report, destroy, on the embedded AWS."""
