@@ -130,10 +130,8 @@ def _as_text(value: Any) -> str:
         try:
             value = json.loads(value)
         except ValueError:
-            return value
-    if isinstance(value, str):
-        return value
-    return json.dumps(value)
+            break
+    return str(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _not_finite(text: str) -> float:

@@ -34,7 +34,9 @@ def _pages(client: Any, operation: str, key: str, **arguments: Any) -> Iterable[
         yield from getattr(client, operation)(**arguments).get(key, [])
 
 
-def _simple(service: str, operation: str, key: str, field: str | None, **arguments: Any) -> Callable[[ClientFactory], Iterable[str]]:
+def _simple(
+    service: str, operation: str, key: str, field: str | None, **arguments: Any
+) -> Callable[[ClientFactory], Iterable[str]]:
     def lister(client: ClientFactory) -> Iterable[str]:
         for item in _pages(client(service), operation, key, **arguments):
             yield item if field is None else item[field]
@@ -65,12 +67,26 @@ def _rules(client: ClientFactory) -> Iterable[str]:
 def _executions(client: ClientFactory) -> Iterable[str]:
     sfn = client("stepfunctions")
     for machine in _pages(sfn, "list_state_machines", "stateMachines"):
-        for execution in _pages(sfn, "list_executions", "executions", stateMachineArn=machine["stateMachineArn"], statusFilter="RUNNING"):
+        for execution in _pages(
+            sfn, "list_executions", "executions", stateMachineArn=machine["stateMachineArn"], statusFilter="RUNNING"
+        ):
             yield execution["executionArn"]
 
 
 _LISTERS: dict[str, Callable[[ClientFactory], Iterable[str]]] = {
-    "CloudFormation stack": _simple("cloudformation", "list_stacks", "StackSummaries", "StackName", StackStatusFilter=["CREATE_COMPLETE", "UPDATE_COMPLETE", "DELETE_FAILED", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED"]),
+    "CloudFormation stack": _simple(
+        "cloudformation",
+        "list_stacks",
+        "StackSummaries",
+        "StackName",
+        StackStatusFilter=[
+            "CREATE_COMPLETE",
+            "UPDATE_COMPLETE",
+            "DELETE_FAILED",
+            "ROLLBACK_COMPLETE",
+            "ROLLBACK_FAILED",
+        ],
+    ),
     "role": _simple("iam", "list_roles", "Roles", "RoleName"),
     "role policy": _role_policies,
     "bucket": _simple("s3", "list_buckets", "Buckets", "Name"),

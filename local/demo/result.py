@@ -49,7 +49,16 @@ class DemoResult:
 
     def take_run_report(self, report: dict[str, Any]) -> None:
         """Copies the run's figures from its report."""
-        for name in ("verdict", "attempts", "checkpoints", "steps", "first_loss", "final_loss", "tokens_per_second", "restarts"):
+        for name in (
+            "verdict",
+            "attempts",
+            "checkpoints",
+            "steps",
+            "first_loss",
+            "final_loss",
+            "tokens_per_second",
+            "restarts",
+        ):
             if name in report:
                 setattr(self, name, report[name])
 
