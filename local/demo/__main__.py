@@ -11,15 +11,15 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from blackwell.client import Client
 from rich.console import Console
 from rich.table import Table
 
-from blackwell.client import Client
 from blackwell.names import DATASETS_PREFIX
 from blackwell.spec import load_job_spec
 from local.demo import dataset, inventory
 from local.demo.cdk import STACK, cdk
-from local.demo.result import DemoResult, StageFailed
+from local.demo.result import DemoResult, StageError
 from local.server import LocalAws
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +41,7 @@ def main() -> int:
     try:
         _run(result, console)
         result.status = "ok"
-    except StageFailed as failure:
+    except StageError as failure:
         result.status = f"failed in {failure.stage}"
         result.error = str(failure.cause) or type(failure.cause).__name__
     except KeyboardInterrupt:

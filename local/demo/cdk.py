@@ -12,7 +12,7 @@ STACK = "BlackwellTrainingStack"
 TIMEOUT_SECONDS = 600
 
 
-class CdkFailed(Exception):
+class CdkError(Exception):
     """`cdk` ended with an error; the message holds its last lines, the log all of them."""
 
 
@@ -20,7 +20,7 @@ def cdk(arguments: list[str], *, root: Path, environment: Mapping[str, str], log
     """Runs one `cdk` command in the project root.
 
     Raises:
-        CdkFailed: non-zero exit, or no end within TIMEOUT_SECONDS.
+        CdkError: non-zero exit, or no end within TIMEOUT_SECONDS.
     """
     command = [str(root / "node_modules/.bin/cdk"), *arguments]
     with log.open("ab") as sink:
@@ -44,4 +44,4 @@ def cdk(arguments: list[str], *, root: Path, environment: Mapping[str, str], log
     if outcome:
         printed = log.read_bytes()[start:].decode(errors="replace")
         tail = [line for line in re.sub(r"\x1b\[[0-9;]*m", "", printed).splitlines() if line.strip()][-6:]
-        raise CdkFailed(f"cdk {arguments[0]}: {outcome}\n" + "\n".join(tail))
+        raise CdkError(f"cdk {arguments[0]}: {outcome}\n" + "\n".join(tail))

@@ -41,8 +41,8 @@ class DemoResult:
         try:
             yield
         except BaseException as error:
-            if not isinstance(error, StageFailed):
-                raise StageFailed(name, error) from error
+            if not isinstance(error, StageError):
+                raise StageError(name, error) from error
             raise
         finally:
             self.stages[name] = round(self.stages.get(name, 0.0) + time.monotonic() - start, 2)
@@ -67,7 +67,7 @@ class DemoResult:
         path.write_text(json.dumps(asdict(self), indent=2, default=str) + "\n", encoding="utf-8")
 
 
-class StageFailed(Exception):
+class StageError(Exception):
     """A stage of the demo failed; `cause` is the error that ended it."""
 
     def __init__(self, stage: str, cause: BaseException) -> None:
