@@ -1,12 +1,15 @@
 """How an attempt ended, and what is done about it: one table, used by the launcher in place and by the workflow.
 
 `Verdict` names the end of an attempt. `EXIT_CODES` and `FailureRecord` carry it out of the container,
-`classify_job` reads it from what SageMaker says, `RULES` says what may be done.
+`classify_job` reads it from what SageMaker says, `classify_launch_error` from why CreateTrainingJob refused, `RULES`
+says what may be done (`blackwell.remedy` does it).
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -33,6 +36,8 @@ class Verdict(StrEnum):
     USER_ERROR = "user_error"
     STOPPED = "stopped"
     BUDGET_REACHED = "budget_reached"
+    IMAGE_FAILED = "image_failed"
+    WORKFLOW_FAILED = "workflow_failed"
     REJECTED = "rejected"
 
 
@@ -126,8 +131,24 @@ RULES: dict[Verdict, Rule] = {
     ),
     Verdict.STOPPED: Rule("somebody stopped the job or the execution", (), "Go on with resume_from."),
     Verdict.BUDGET_REACHED: Rule("the budget is used up", (), "Raise budget.max_cost_usd and go on with resume_from."),
+    Verdict.IMAGE_FAILED: Rule("the training image could not be built or failed its self-test", (), "Read the build's log; nothing was pushed and no job was started."),
+    Verdict.WORKFLOW_FAILED: Rule("a step of the workflow itself failed", (), "Read the execution's history; a running job was stopped, its checkpoints are kept: go on with resume_from."),
     Verdict.REJECTED: Rule("the job spec was refused before anything was created", (), "Mend the findings."),
 }
+
+
+def less_memory(activation_checkpointing: str, micro_batch_size: int) -> dict[str, Any] | None:
+    """The next step of Remedy.LESS_MEMORY as hyperparameters to override; None where there is nothing left to save.
+
+    First activation checkpointing of whole layers, then the micro batch down to its largest proper divisor. The global
+    batch stays, so accumulation grows by the same factor and every optimizer step sees the same tokens.
+    """
+    if activation_checkpointing != "full":
+        return {"activation_checkpointing": "full"}
+    for divisor in range(micro_batch_size // 2, 0, -1):
+        if micro_batch_size % divisor == 0:
+            return {"micro_batch_size": divisor}
+    return None
 
 
 class FailureRecord(BaseModel):
@@ -169,3 +190,129 @@ class FailureRecord(BaseModel):
             return cls.model_validate_json(text[start : end + 1])
         except ValueError:
             return None
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt ended: the verdict, its cause in one line, and the container's own record where there is one."""
+
+    verdict: Verdict
+    cause: str
+    record: FailureRecord | None = None
+
+
+TERMINAL_STATUSES = frozenset({"Completed", "Failed", "Stopped"})
+"""TrainingJobStatus values after which nothing more happens."""
+
+_BY_EXIT_CODE = {code: verdict for verdict, code in EXIT_CODES.items() if code}
+_EXIT_CODE = re.compile(r"exit ?code:? (\d+)", re.IGNORECASE)
+_KILLED_EXIT_CODE = 137  # 128 + SIGKILL: the host, not the program, ended it
+
+_FAILURE_REASONS: tuple[tuple[re.Pattern[str], Verdict], ...] = (
+    (re.compile(r"^(CapacityError|InsufficientCapacity)|insufficient capacity|unable to provision requested ml compute", re.I), Verdict.CAPACITY),
+    (re.compile(r"^InternalServerError|internal (server )?error|infrastructure|health ?check", re.I), Verdict.HARDWARE),
+    (re.compile(r"ResourceLimitExceeded", re.I), Verdict.QUOTA),
+    (re.compile(r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED", re.I), Verdict.OUT_OF_MEMORY),
+    (re.compile(r"\bNCCL\b.*(error|timeout|timed out)|\bXid\b|uncorrectable ECC|NVLink error|CUDA error: (unspecified launch failure|an illegal)", re.I), Verdict.HARDWARE),
+)
+"""FailureReason texts of jobs whose container left no record of its own; the first match counts."""
+
+
+def classify_job(job: Mapping[str, Any], *, stopped_for: Verdict | None = None) -> Ending:
+    """The verdict on a training job that has ended, from DescribeTrainingJob.
+
+    `stopped_for` is why we stopped it ourselves (budget, silence, ...), None when we did not. A job cut short by
+    SageMaker is Stopped, not Failed: its secondary status says why.
+
+    Raises:
+        ValueError: the job is still running.
+    """
+    status = job.get("TrainingJobStatus")
+    if status not in TERMINAL_STATUSES:
+        raise ValueError(f"the job has not ended: {status}")
+    if status == "Completed":
+        return Ending(Verdict.COMPLETED, "the job finished all steps")
+    reason = str(job.get("FailureReason") or "")
+    record = FailureRecord.decode(reason)
+    ending = _classify_stopped(job, record, stopped_for) if status == "Stopped" else _classify_failed(reason, record)
+    return Ending(ending.verdict, ending.cause, record)
+
+
+def _classify_stopped(job: Mapping[str, Any], record: FailureRecord | None, stopped_for: Verdict | None) -> Ending:
+    transitions = job.get("SecondaryStatusTransitions") or []
+    passed = [t.get("Status") for t in transitions]
+    secondary = job.get("SecondaryStatus")
+    if stopped_for is not None:
+        return Ending(stopped_for, RULES[stopped_for].meaning)
+    if secondary == "MaxRuntimeExceeded":
+        return Ending(Verdict.RUNTIME_EXCEEDED, "stopped at max_runtime_seconds")
+    if secondary == "MaxWaitTimeExceeded":
+        if "Interrupted" in passed:
+            return Ending(Verdict.INTERRUPTED, "interrupted, and no spot capacity until max_wait_seconds")
+        return Ending(Verdict.WAIT_EXCEEDED, "no spot capacity until max_wait_seconds")
+    if "Training" not in passed and _pending_too_long(job):
+        return Ending(Verdict.CAPACITY, "no capacity until max_pending_seconds")
+    if record is not None and record.verdict is not Verdict.COMPLETED:
+        return Ending(record.verdict, record.cause)
+    return Ending(Verdict.STOPPED, "stopped by StopTrainingJob")
+
+
+def _pending_too_long(job: Mapping[str, Any]) -> bool:
+    messages = " ".join(str(t.get("StatusMessage", "")) for t in job.get("SecondaryStatusTransitions") or [])
+    return "Pending" in str(job.get("SecondaryStatus", "")) or bool(re.search(r"pending", messages, re.I))
+
+
+def _classify_failed(reason: str, record: FailureRecord | None) -> Ending:
+    if record is not None:
+        verdict = record.verdict if record.verdict is not Verdict.COMPLETED else Verdict.USER_ERROR
+        return Ending(verdict, record.cause)
+    first_line = reason.strip().splitlines()[0] if reason.strip() else "the job failed without a reason"
+    for pattern, verdict in _FAILURE_REASONS:
+        if pattern.search(reason):
+            return Ending(verdict, first_line)
+    code = _EXIT_CODE.search(reason)
+    if code is not None:
+        number = int(code[1])
+        killed = number == _KILLED_EXIT_CODE
+        return Ending(Verdict.HARDWARE if killed else _BY_EXIT_CODE.get(number, Verdict.USER_ERROR), first_line)
+    return Ending(Verdict.USER_ERROR, first_line)
+
+
+LAUNCH_ERRORS: dict[str, Verdict] = {
+    "Throttled": Verdict.THROTTLED,
+    "QuotaExceeded": Verdict.QUOTA,
+    "CapacityUnavailable": Verdict.CAPACITY,
+    "PlanUnavailable": Verdict.PLAN_UNAVAILABLE,
+    "RunEnded": Verdict.STOPPED,
+    "LaunchRefused": Verdict.USER_ERROR,
+    "NotReadyYet": Verdict.USER_ERROR,
+}
+"""Typed errors of the Launch step, by name, and what each means when the retries are used up."""
+
+TRANSIENT_VALIDATION = re.compile(
+    r"could not assume role|unauthorized to list objects under s3 url|access denied to outputdataconfig s3 bucket"
+    r"|no identity-based policy allows the s3:listbucket action|access denied for repository",
+    re.I,
+)
+"""ValidationException texts that only mean that IAM or S3 has not caught up with a deployment yet."""
+
+
+def launch_error_name(code: str, message: str) -> str:
+    """The Launch step's typed error (a key of LAUNCH_ERRORS) for an error of CreateTrainingJob."""
+    if code in ("ThrottlingException", "Throttling", "RequestLimitExceeded", "TooManyRequestsException", "ServiceUnavailable", "InternalFailure"):
+        return "Throttled"
+    if code == "ResourceLimitExceeded":
+        return "QuotaExceeded"
+    if "capacity" in code.lower() or re.search(r"^CapacityError|insufficient capacity", message, re.I):
+        return "CapacityUnavailable"
+    if code == "ValidationException" and TRANSIENT_VALIDATION.search(message):
+        return "NotReadyYet"
+    if re.search(r"training[ -]?plan", message, re.I):
+        return "PlanUnavailable"
+    return "LaunchRefused"
+
+
+def classify_launch_error(name: str, message: str) -> Ending:
+    """The verdict on an attempt whose job could not be created; `name` is the Launch step's error."""
+    lines = message.strip().splitlines()
+    return Ending(LAUNCH_ERRORS.get(name, Verdict.WORKFLOW_FAILED), lines[0] if lines else name)
