@@ -53,6 +53,8 @@ class OverlayContext:
     endpoint: str
     clock: Clock = field(default_factory=Clock)
     routes: dict[tuple[str, str], Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
+    interceptors: list[Callable[[Any], Response | None]] = field(default_factory=list)
+    """See `gateway.Interceptor`: called before every API request."""
     _stop_hooks: list[Callable[[], None]] = field(default_factory=list)
 
     @contextlib.contextmanager
