@@ -14,7 +14,7 @@ RUN_TAG = "blackwell:run"
 ATTEMPT_TAG = "blackwell:attempt"
 STAGE_TAG = "blackwell:stage"
 
-RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]{0,79}$")
+RUN_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")
 """Execution names: what Step Functions takes (80 characters) and what has no white space or slash."""
 
 TABLE_RUN_KEY = "run"

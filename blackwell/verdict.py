@@ -131,8 +131,16 @@ RULES: dict[Verdict, Rule] = {
     ),
     Verdict.STOPPED: Rule("somebody stopped the job or the execution", (), "Go on with resume_from."),
     Verdict.BUDGET_REACHED: Rule("the budget is used up", (), "Raise budget.max_cost_usd and go on with resume_from."),
-    Verdict.IMAGE_FAILED: Rule("the training image could not be built or failed its self-test", (), "Read the build's log; nothing was pushed and no job was started."),
-    Verdict.WORKFLOW_FAILED: Rule("a step of the workflow itself failed", (), "Read the execution's history; a running job was stopped, its checkpoints are kept: go on with resume_from."),
+    Verdict.IMAGE_FAILED: Rule(
+        "the training image could not be built or failed its self-test",
+        (),
+        "Read the build's log; nothing was pushed and no job was started.",
+    ),
+    Verdict.WORKFLOW_FAILED: Rule(
+        "a step of the workflow itself failed",
+        (),
+        "Read the execution's history; a running job was stopped, its checkpoints are kept: go on with resume_from.",
+    ),
     Verdict.REJECTED: Rule("the job spec was refused before anything was created", (), "Mend the findings."),
 }
 
@@ -209,11 +217,23 @@ _EXIT_CODE = re.compile(r"exit ?code:? (\d+)", re.IGNORECASE)
 _KILLED_EXIT_CODE = 137  # 128 + SIGKILL: the host, not the program, ended it
 
 _FAILURE_REASONS: tuple[tuple[re.Pattern[str], Verdict], ...] = (
-    (re.compile(r"^(CapacityError|InsufficientCapacity)|insufficient capacity|unable to provision requested ml compute", re.I), Verdict.CAPACITY),
+    (
+        re.compile(
+            r"^(CapacityError|InsufficientCapacity)|insufficient capacity|unable to provision requested ml compute",
+            re.I,
+        ),
+        Verdict.CAPACITY,
+    ),
     (re.compile(r"^InternalServerError|internal (server )?error|infrastructure|health ?check", re.I), Verdict.HARDWARE),
     (re.compile(r"ResourceLimitExceeded", re.I), Verdict.QUOTA),
     (re.compile(r"out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED", re.I), Verdict.OUT_OF_MEMORY),
-    (re.compile(r"\bNCCL\b.*(error|timeout|timed out)|\bXid\b|uncorrectable ECC|NVLink error|CUDA error: (unspecified launch failure|an illegal)", re.I), Verdict.HARDWARE),
+    (
+        re.compile(
+            r"\bNCCL\b.*(error|timeout|timed out)|\bXid\b|uncorrectable ECC|NVLink error|CUDA error: (unspecified launch failure|an illegal)",
+            re.I,
+        ),
+        Verdict.HARDWARE,
+    ),
 )
 """FailureReason texts of jobs whose container left no record of its own; the first match counts."""
 
@@ -267,9 +287,9 @@ def _classify_failed(reason: str, record: FailureRecord | None) -> Ending:
         verdict = record.verdict if record.verdict is not Verdict.COMPLETED else Verdict.USER_ERROR
         return Ending(verdict, record.cause)
     first_line = reason.strip().splitlines()[0] if reason.strip() else "the job failed without a reason"
-    for pattern, verdict in _FAILURE_REASONS:
+    for pattern, known in _FAILURE_REASONS:
         if pattern.search(reason):
-            return Ending(verdict, first_line)
+            return Ending(known, first_line)
     code = _EXIT_CODE.search(reason)
     if code is not None:
         number = int(code[1])
@@ -299,7 +319,14 @@ TRANSIENT_VALIDATION = re.compile(
 
 def launch_error_name(code: str, message: str) -> str:
     """The Launch step's typed error (a key of LAUNCH_ERRORS) for an error of CreateTrainingJob."""
-    if code in ("ThrottlingException", "Throttling", "RequestLimitExceeded", "TooManyRequestsException", "ServiceUnavailable", "InternalFailure"):
+    if code in (
+        "ThrottlingException",
+        "Throttling",
+        "RequestLimitExceeded",
+        "TooManyRequestsException",
+        "ServiceUnavailable",
+        "InternalFailure",
+    ):
         return "Throttled"
     if code == "ResourceLimitExceeded":
         return "QuotaExceeded"

@@ -1,0 +1,226 @@
+"""What happens after an attempt: verdict + history -> the next attempt, or the end of the run.
+
+`verdict.RULES` names the remedies of each verdict; this module carries them out as changes to the job spec, and keeps
+them bounded: by the spec's `remedies.max_attempts`, by patience for capacity, by progress, by the budget. Pure and
+deterministic, so a repeated call decides the same. `less_memory` serves the launcher inside the container too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from blackwell.hardware import INSTANCES
+from blackwell.runs import AttemptItem
+from blackwell.spec import ActivationCheckpointing, CapacityEntry, JobSpec, TrainingSpec, parse_job_spec
+from blackwell.verdict import RULES, Remedy, Verdict
+
+BACKOFF_FIRST_SECONDS = 60
+BACKOFF_MAX_SECONDS = 1_800
+PATIENCE_SECONDS = 6 * 3_600
+"""How long the last capacity entry is tried again, where it has no max_pending_seconds."""
+PATIENCE_BEFORE_FALLBACK_SECONDS = 900
+"""How long an entry is tried again while another one stands behind it."""
+RETRIES_WITHOUT_PROGRESS = 2
+"""Repeats of the same request that may end without a newer durable checkpoint."""
+SHORTEST_SEQUENCE = 512
+
+
+class Decision(BaseModel):
+    """What to do next. `launch` makes attempt number (last + 1) after `wait_seconds`, `report` ends the run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    action: Literal["launch", "report"]
+    verdict: Verdict
+    """The run's verdict where it ends here; the attempt's otherwise."""
+    why: str
+    remedy: Remedy = Remedy.NONE
+    wait_seconds: int = 0
+    capacity_index: int = 0
+    overrides: dict[str, Any] = {}
+
+
+def ranks_of(training: TrainingSpec, entry: CapacityEntry) -> int:
+    """Ranks of the whole job: instances x processes per instance."""
+    known = INSTANCES.get(entry.instance_type)
+    per_instance = training.processes_per_instance or (known.default_processes if known else 1)
+    return entry.instance_count * per_instance
+
+
+def less_memory(training: TrainingSpec, ranks: int, *, allow_shorter_sequence: bool = False) -> dict[str, Any] | None:
+    """The next smaller memory need with the same tokens per optimizer step; None at the floor.
+
+    In this order: activation checkpointing selective, then full; micro batch down to the next divisor of the rank's
+    share of the global batch (accumulation goes up by as much); the sequence halved and the global batch doubled, only
+    where that is allowed. Returns changes to `training`, by key.
+    """
+    micro = training.micro_batch_size if isinstance(training.micro_batch_size, int) else 1
+    whole = training.global_batch_size or micro * ranks
+    recompute = training.activation_checkpointing
+    if recompute in ("auto", ActivationCheckpointing.NONE):
+        return {"activation_checkpointing": ActivationCheckpointing.SELECTIVE.value, "global_batch_size": whole}
+    if recompute is ActivationCheckpointing.SELECTIVE:
+        return {"activation_checkpointing": ActivationCheckpointing.FULL.value, "global_batch_size": whole}
+    share = whole // ranks
+    smaller = [size for size in range(1, micro) if share % size == 0]
+    if smaller:
+        return {"micro_batch_size": smaller[-1], "global_batch_size": whole}
+    length = training.seq_length
+    if allow_shorter_sequence and isinstance(length, int) and length % 2 == 0 and length // 2 >= SHORTEST_SEQUENCE:
+        return {"seq_length": length // 2, "global_batch_size": whole * 2}
+    return None
+
+
+def apply_overrides(spec: JobSpec, overrides: Mapping[str, Any]) -> JobSpec:
+    """The spec with changes to `training`.
+
+    Raises:
+        FindingsError: the changed spec is not legal.
+    """
+    if not overrides:
+        return spec
+    document = spec.model_dump(mode="json", exclude_none=True, by_alias=True)
+    document["training"] |= overrides
+    return parse_job_spec(document)
+
+
+def decide(
+    spec: JobSpec, attempts: Sequence[AttemptItem], *, now: datetime, spent_usd: float | None = None
+) -> Decision:
+    """What follows the newest attempt, which has its verdict.
+
+    `spec` is the resolved spec of the run's first plan; `attempts` are all attempts in order. `spent_usd` is what the
+    run has cost so far, None where no price is known.
+    """
+    last = attempts[-1]
+    verdict = last.verdict
+    if verdict is None:
+        raise ValueError(f"attempt {last.attempt} has no verdict")
+    rule = RULES[verdict]
+    if rule.terminal:
+        return _end(verdict, last.cause or rule.meaning)
+    if spec.budget and spent_usd is not None and spent_usd >= spec.budget.max_cost_usd:
+        return _end(Verdict.BUDGET_REACHED, f"spent ${spent_usd:.2f} of ${spec.budget.max_cost_usd:.2f}")
+    made = sum(1 for a in attempts if a.job_arn is not None)
+    if made >= spec.remedies.max_attempts:
+        return _end(verdict, f"{made} training jobs are all that remedies.max_attempts allows")
+    for remedy in rule.remedies:
+        decision = _REMEDIES[remedy](spec, attempts, verdict, now)
+        if decision is not None:
+            return decision
+    return _end(verdict, f"{last.cause or rule.meaning}; no remedy is left")
+
+
+def _end(verdict: Verdict, why: str) -> Decision:
+    return Decision(action="report", verdict=verdict, why=why)
+
+
+def _again(
+    last: AttemptItem,
+    verdict: Verdict,
+    remedy: Remedy,
+    why: str,
+    *,
+    wait_seconds: int = 0,
+    capacity_index: int | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Decision:
+    return Decision(
+        action="launch",
+        verdict=verdict,
+        remedy=remedy,
+        why=why,
+        wait_seconds=wait_seconds,
+        capacity_index=last.capacity_index if capacity_index is None else capacity_index,
+        overrides={**last.overrides, **(changes or {})},
+    )
+
+
+def _less_memory(spec: JobSpec, attempts: Sequence[AttemptItem], verdict: Verdict, now: datetime) -> Decision | None:
+    last = attempts[-1]
+    current = apply_overrides(spec, last.overrides)
+    ranks = ranks_of(current.training, current.capacity[last.capacity_index])
+    changes = less_memory(current.training, ranks, allow_shorter_sequence=spec.remedies.allow_shorter_sequence)
+    if changes is None:
+        return None
+    words = ", ".join(f"{key} {value}" for key, value in changes.items())
+    return _again(last, verdict, Remedy.LESS_MEMORY, f"out of memory: {words}", changes=changes)
+
+
+def _retry_same(spec: JobSpec, attempts: Sequence[AttemptItem], verdict: Verdict, now: datetime) -> Decision | None:
+    last = attempts[-1]
+    if _stalled(attempts) > RETRIES_WITHOUT_PROGRESS:
+        return None
+    return _again(last, verdict, Remedy.RETRY_SAME, f"{verdict}: again from the newest checkpoint, on new instances")
+
+
+def _stalled(attempts: Sequence[AttemptItem]) -> int:
+    """How many attempts at the end of the list brought no newer durable checkpoint, with the newest one's verdict."""
+    count = 0
+    for index in range(len(attempts) - 1, -1, -1):
+        item = attempts[index]
+        before = max((a.durable_step or 0 for a in attempts[:index]), default=0)
+        if item.verdict is not attempts[-1].verdict or (item.durable_step or 0) > before:
+            break
+        count += 1
+    return count
+
+
+def _next_capacity(spec: JobSpec, attempts: Sequence[AttemptItem], verdict: Verdict, now: datetime) -> Decision | None:
+    last = attempts[-1]
+    progressed = _stalled(attempts) == 0
+    if verdict is Verdict.RUNTIME_EXCEEDED and progressed:
+        return _again(last, verdict, Remedy.RETRY_SAME, "max_runtime_seconds reached: on from the newest checkpoint")
+    index = last.capacity_index + 1
+    if index >= len(spec.capacity):
+        return None
+    entry = spec.capacity[index]
+    words = f"{verdict}: on to capacity entry {index} ({entry.kind}, {entry.instance_count} x {entry.instance_type})"
+    return _again(last, verdict, Remedy.NEXT_CAPACITY, words, capacity_index=index)
+
+
+def _wait_and_retry(spec: JobSpec, attempts: Sequence[AttemptItem], verdict: Verdict, now: datetime) -> Decision | None:
+    last = attempts[-1]
+    tries = []
+    for item in reversed(attempts):
+        if item.capacity_index != last.capacity_index or item.verdict is not verdict:
+            break
+        tries.append(item)
+    first = tries[-1].planned_at
+    since = datetime.fromisoformat(first) if first else now
+    wait = min(BACKOFF_FIRST_SECONDS * 2 ** (len(tries) - 1), BACKOFF_MAX_SECONDS)
+    if now + timedelta(seconds=wait) > since + timedelta(seconds=_patience(spec, last.capacity_index)):
+        return None
+    return _again(last, verdict, Remedy.WAIT_AND_RETRY, f"{verdict}: again in {wait} s", wait_seconds=wait)
+
+
+def _patience(spec: JobSpec, index: int) -> int:
+    entry = spec.capacity[index]
+    default = PATIENCE_SECONDS if index == len(spec.capacity) - 1 else PATIENCE_BEFORE_FALLBACK_SECONDS
+    return entry.max_pending_seconds or default
+
+
+def _skip_data(spec: JobSpec, attempts: Sequence[AttemptItem], verdict: Verdict, now: datetime) -> Decision | None:
+    last = attempts[-1]
+    already = any(a.remedy and a.remedy.get("remedy") == Remedy.SKIP_DATA for a in attempts[:-1])
+    if not spec.remedies.allow_data_skip or already:
+        return None
+    return _again(last, verdict, Remedy.SKIP_DATA, "diverged: once more from an older checkpoint, past this data")
+
+
+_REMEDIES = {
+    Remedy.LESS_MEMORY: _less_memory,
+    Remedy.RETRY_SAME: _retry_same,
+    Remedy.NEXT_CAPACITY: _next_capacity,
+    Remedy.WAIT_AND_RETRY: _wait_and_retry,
+    Remedy.SKIP_DATA: _skip_data,
+}
+
+
+def utc_now() -> datetime:
+    """The time that everything here is measured in."""
+    return datetime.now(UTC)
