@@ -21,6 +21,8 @@ TABLE_RUN_KEY = "run"
 TABLE_ATTEMPT_KEY = "attempt"
 RUN_ITEM_ATTEMPT = 0
 
+RUNS_PREFIX = "runs/"
+CONTROL_FILE = "control.json"
 DATASETS_PREFIX = "datasets/"
 JOBS_PREFIX = "jobs/"
 """A job spec put under this prefix of the artifacts bucket starts a run."""
@@ -48,7 +50,7 @@ class RunPlaces:
 
     @property
     def prefix(self) -> str:
-        return f"runs/{self.run}/"
+        return f"{RUNS_PREFIX}{self.run}/"
 
     def document(self, name: str) -> str:
         """Key of `spec.json`, `plan.json`, `findings.json`, `report.json`, `report.html` in the artifacts bucket."""
@@ -57,7 +59,7 @@ class RunPlaces:
     @property
     def control(self) -> str:
         """Key of the control file in the artifacts bucket, polled by rank 0."""
-        return f"{self.prefix}control.json"
+        return f"{self.prefix}{CONTROL_FILE}"
 
     @property
     def checkpoints(self) -> str:

@@ -1,0 +1,1 @@
+"""The AWS stack (CDK only): one construct per capability, composed by `training_stack`."""
