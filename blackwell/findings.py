@@ -49,6 +49,18 @@ CATALOGUE: dict[str, str] = {
     # 3xx: the request to SageMaker
     "BTS-301": "the request does not match the SageMaker API model",
     "BTS-302": "fields that the SageMaker API excludes from each other",
+    # 4xx: data and checkpoints, found by the trainer
+    "BTS-401": "the dataset's manifest is missing or unreadable",
+    "BTS-402": "the dataset is damaged",
+    "BTS-403": "the dataset's vocabulary is larger than the model's",
+    "BTS-404": "the dataset has too few tokens",
+    "BTS-405": "the tokenizer cannot be used",
+    "BTS-406": "an input document cannot be read",
+    "BTS-407": "the data is not what the checkpoint was trained on",
+    "BTS-411": "checkpoints exist, but none can be loaded",
+    "BTS-412": "a checkpoint cannot be written",
+    "BTS-413": "there is no checkpoint to resume from",
+    "BTS-414": "the checkpoint transport lacks its S3 URI",
 }
 
 
