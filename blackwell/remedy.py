@@ -2,7 +2,7 @@
 
 `verdict.RULES` names the remedies of each verdict; this module carries them out as changes to the job spec, and keeps
 them bounded: by the spec's `remedies.max_attempts`, by patience for capacity, by progress, by the budget. Pure and
-deterministic, so a repeated call decides the same. `less_memory` serves the launcher inside the container too.
+deterministic, so a repeated call decides the same.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from blackwell.hardware import INSTANCES
 from blackwell.runs import AttemptItem
-from blackwell.spec import ActivationCheckpointing, CapacityEntry, JobSpec, TrainingSpec, parse_job_spec
-from blackwell.verdict import RULES, Remedy, Verdict
+from blackwell.spec import JobSpec, TrainingSpec, parse_job_spec
+from blackwell.verdict import RULES, Remedy, Verdict, less_memory
 
 BACKOFF_FIRST_SECONDS = 60
 BACKOFF_MAX_SECONDS = 1_800
@@ -42,37 +41,6 @@ class Decision(BaseModel):
     wait_seconds: int = 0
     capacity_index: int = 0
     overrides: dict[str, Any] = {}
-
-
-def ranks_of(training: TrainingSpec, entry: CapacityEntry) -> int:
-    """Ranks of the whole job: instances x processes per instance."""
-    known = INSTANCES.get(entry.instance_type)
-    per_instance = training.processes_per_instance or (known.default_processes if known else 1)
-    return entry.instance_count * per_instance
-
-
-def less_memory(training: TrainingSpec, ranks: int, *, allow_shorter_sequence: bool = False) -> dict[str, Any] | None:
-    """The next smaller memory need with the same tokens per optimizer step; None at the floor.
-
-    In this order: activation checkpointing selective, then full; micro batch down to the next divisor of the rank's
-    share of the global batch (accumulation goes up by as much); the sequence halved and the global batch doubled, only
-    where that is allowed. Returns changes to `training`, by key.
-    """
-    micro = training.micro_batch_size if isinstance(training.micro_batch_size, int) else 1
-    whole = training.global_batch_size or micro * ranks
-    recompute = training.activation_checkpointing
-    if recompute in ("auto", ActivationCheckpointing.NONE):
-        return {"activation_checkpointing": ActivationCheckpointing.SELECTIVE.value, "global_batch_size": whole}
-    if recompute is ActivationCheckpointing.SELECTIVE:
-        return {"activation_checkpointing": ActivationCheckpointing.FULL.value, "global_batch_size": whole}
-    share = whole // ranks
-    smaller = [size for size in range(1, micro) if share % size == 0]
-    if smaller:
-        return {"micro_batch_size": smaller[-1], "global_batch_size": whole}
-    length = training.seq_length
-    if allow_shorter_sequence and isinstance(length, int) and length % 2 == 0 and length // 2 >= SHORTEST_SEQUENCE:
-        return {"seq_length": length // 2, "global_batch_size": whole * 2}
-    return None
 
 
 def apply_overrides(spec: JobSpec, overrides: Mapping[str, Any]) -> JobSpec:
@@ -142,13 +110,23 @@ def _again(
 
 def _less_memory(spec: JobSpec, attempts: Sequence[AttemptItem], verdict: Verdict, now: datetime) -> Decision | None:
     last = attempts[-1]
-    current = apply_overrides(spec, last.overrides)
-    ranks = ranks_of(current.training, current.capacity[last.capacity_index])
-    changes = less_memory(current.training, ranks, allow_shorter_sequence=spec.remedies.allow_shorter_sequence)
+    training = apply_overrides(spec, last.overrides).training
+    micro = training.micro_batch_size if isinstance(training.micro_batch_size, int) else 1
+    changes = less_memory(training.activation_checkpointing, micro)
+    if changes is None and spec.remedies.allow_shorter_sequence:
+        changes = _shorter_sequence(training)
     if changes is None:
         return None
     words = ", ".join(f"{key} {value}" for key, value in changes.items())
     return _again(last, verdict, Remedy.LESS_MEMORY, f"out of memory: {words}", changes=changes)
+
+
+def _shorter_sequence(training: TrainingSpec) -> dict[str, Any] | None:
+    """Half the sequence, twice the global batch: as many tokens per step."""
+    length, whole = training.seq_length, training.global_batch_size
+    if not isinstance(length, int) or whole is None or length % 2 or length // 2 < SHORTEST_SEQUENCE:
+        return None
+    return {"seq_length": length // 2, "global_batch_size": whole * 2}
 
 
 def _retry_same(spec: JobSpec, attempts: Sequence[AttemptItem], verdict: Verdict, now: datetime) -> Decision | None:
