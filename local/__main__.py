@@ -52,7 +52,9 @@ def up(port: int, *, as_json: bool) -> int:
             return EXIT_FAILED
         state = {"endpoint": aws.endpoint, "pid": aws.pid, "marker": aws.marker, "log": str(aws.log_path)}
         STATE.write_text(json.dumps(state))
-        print(f"embedded AWS at {aws.endpoint}, log {aws.log_path}; stop it with: python -m local down", file=sys.stderr)
+        print(
+            f"embedded AWS at {aws.endpoint}, log {aws.log_path}; stop it with: python -m local down", file=sys.stderr
+        )
     else:
         print(f"already running at {state['endpoint']}", file=sys.stderr)
         if port not in (0, int(state["endpoint"].rpartition(":")[2])):

@@ -18,7 +18,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ class LocalAws:
         self._extra = dict(environment or {})
         self._detached = detached
         self._watch = -1
+        self._clients: dict[str, Any] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> LocalAws:
@@ -148,8 +149,18 @@ class LocalAws:
         return {**clean_environment(), **self.environment}
 
     def client(self, service: str) -> Any:
-        """A boto3 client of `service` on this AWS, with no retries and short timeouts."""
-        return client(self.endpoint, service)
+        """A boto3 client of `service` on this AWS that never retries (made once: loading a model is slow)."""
+        if service not in self._clients:
+            self._clients[service] = client(self.endpoint, service)
+        return self._clients[service]
+
+    def session(self) -> Any:
+        """A boto3 session all of whose clients talk to this AWS."""
+        return session(self.endpoint)
+
+    def set_faults(self, faults: Sequence[Mapping[str, Any]]) -> None:
+        """Put these faults in force, in place of the former ones (`local.faults`)."""
+        self.control("faults", {"faults": list(faults)})
 
     def control(self, path: str, body: Mapping[str, Any] | None = None, method: str = "POST") -> Any:
         """Call the server's own control interface `/_local/<path>` (clock, faults); returns its JSON."""
@@ -171,19 +182,27 @@ class LocalAws:
         return sum(_resident(process) for process in marked(self.marker)) / 2**20
 
 
-def client(endpoint: str, service: str) -> Any:
-    """A boto3 client of `service` at `endpoint`."""
+def session(endpoint: str) -> Any:
+    """A boto3 session whose clients talk to `endpoint` without a proxy; retries are the caller's choice."""
     import boto3
     from botocore.config import Config
 
-    return boto3.client(
-        service,  # type: ignore[call-overload]
-        endpoint_url=endpoint,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",  # noqa: S106 - any key is accepted
-        region_name=REGION,
-        config=Config(retries={"total_max_attempts": 1}, read_timeout=60, connect_timeout=5, proxies={}),
-    )
+    class LocalSession(boto3.Session):
+        def client(self, service_name: str, **options: Any) -> Any:  # type: ignore[override]
+            direct = Config(proxies={}, read_timeout=60, connect_timeout=5)
+            config = options.pop("config", None)
+            options["config"] = direct.merge(config) if config is not None else direct
+            options.setdefault("endpoint_url", endpoint)
+            return super().client(service_name, **options)  # type: ignore[call-overload]
+
+    return LocalSession("test", "test", region_name=REGION)
+
+
+def client(endpoint: str, service: str) -> Any:
+    """A boto3 client of `service` at `endpoint` that never retries: a test sees every error."""
+    from botocore.config import Config
+
+    return session(endpoint).client(service, config=Config(retries={"total_max_attempts": 1}))
 
 
 def client_environment(endpoint: str) -> dict[str, str]:

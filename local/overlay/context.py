@@ -41,6 +41,17 @@ Handler = Callable[[str, str, dict[str, str], bytes, dict[str, Any]], Awaitable[
 """ministack's service handler: (method, path, headers, body, query parameters) -> (status, headers, body)."""
 
 
+def reply(data: Mapping[str, Any]) -> Response:
+    """A JSON answer of a service."""
+    return 200, {"Content-Type": "application/x-amz-json-1.1"}, json.dumps(data).encode()
+
+
+def refuse(code: str, message: str, status: int = 400) -> Response:
+    """A JSON error of a service: `code` is what boto3 shows as the error code."""
+    response: Response = responses.error_response_json(code, message, status)
+    return response
+
+
 @dataclass
 class OverlayContext:
     """The server that the overlay runs in.
@@ -55,6 +66,8 @@ class OverlayContext:
     routes: dict[tuple[str, str], Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
     interceptors: list[Callable[[Any], Response | None]] = field(default_factory=list)
     """See `gateway.Interceptor`: called before every API request."""
+    waiting: Any = None
+    """`executions.Waiting`, once installed."""
     _stop_hooks: list[Callable[[], None]] = field(default_factory=list)
 
     @contextlib.contextmanager

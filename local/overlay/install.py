@@ -8,10 +8,10 @@ import importlib.util
 from local.overlay.context import OverlayContext
 from local.overlay.seams import Seams
 
-MENDED = ()
+MENDED = ("control", "unknown_services", "executions", "tasks")
 """One module each under `local.overlay`, with `install(context, seams)`."""
 
-HOSTS = ("local.sagemaker", "local.codebuild", "local.faults")
+HOSTS = ("local.faults", "local.sagemaker", "local.codebuild")
 """Services that ministack lacks, and the faults on all of them; each has `install(context)`."""
 
 
@@ -27,5 +27,6 @@ def install_all(context: OverlayContext) -> None:
     install_overlay(context, seams)
     seams.check()
     for name in HOSTS:
-        if importlib.util.find_spec(name) is not None:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
             importlib.import_module(name).install(context)

@@ -1,8 +1,8 @@
 """The places in ministack that the overlay replaces, each pinned by a digest of its source.
 
 A new ministack release may move or mend any of them. `Seams.take` compares what is installed with what the overlay was
-written against; `Seams.check` refuses to start with every difference at once. After a look at the new source,
-`python -m local.overlay.seams` prints the digests as they are now.
+written against (`seams.json`); `Seams.check` refuses to start with every difference at once. After a look at the new
+source, `python -m local.overlay.seams --accept` writes the digests as they are now.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import inspect
+import json
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 MINISTACK_VERSION = "1.5.33"
+DIGESTS = Path(__file__).with_name("seams.json")
 
 
 class SeamError(RuntimeError):
@@ -32,19 +35,20 @@ class Seams:
 
     def __init__(self) -> None:
         self.taken: dict[str, str] = {}
+        self._expected: dict[str, str] = json.loads(DIGESTS.read_text())
         self._wrong: list[str] = []
 
-    def take(self, module: ModuleType | type, name: str, expected: str) -> Any:
+    def take(self, module: ModuleType | type, name: str) -> Any:
         """The attribute as ministack wrote it, to be wrapped or replaced; a difference is kept for `check`."""
         place = f"{module.__name__}.{name}"
-        target = getattr(module, name, None)
-        if target is None:
+        if not hasattr(module, name):
             self._wrong.append(f"{place}: missing")
             return None
+        target = getattr(module, name)
         found = digest(target)
         self.taken[place] = found
-        if found != expected:
-            self._wrong.append(f"{place}: source digest {found}, the overlay was written against {expected}")
+        if found != self._expected.get(place):
+            self._wrong.append(f"{place}: its source is not the one the overlay was written against")
         return target
 
     def check(self) -> None:
@@ -62,21 +66,22 @@ class Seams:
 
 
 def main() -> int:
-    """Print every seam's digest as installed; the exit code tells whether the overlay still fits."""
-    from pathlib import Path
-
+    """Say whether the overlay still fits; with `--accept` take the seams as they are now."""
     from local.overlay import install
     from local.overlay.context import OverlayContext
 
     seams = Seams()
     install.install_overlay(OverlayContext(Path(), ""), seams)
-    for place, found in sorted(seams.taken.items()):
-        print(found, place)
+    if "--accept" in sys.argv:
+        DIGESTS.write_text(json.dumps(dict(sorted(seams.taken.items())), indent=1) + "\n")
+        print(f"{len(seams.taken)} seams written to {DIGESTS.name}")
+        return 0
     try:
         seams.check()
     except SeamError as error:
         print(error, file=sys.stderr)
         return 1
+    print(f"all {len(seams.taken)} seams are as expected")
     return 0
 
 
