@@ -1,7 +1,7 @@
 """Writes a hashed lock file from the few packages that are asked for: `python -m stacks.lock lambdas|container`.
 
-`<folder>/requirements.in` holds what is asked for, `<folder>/requirements.txt` every wheel with its SHA-256, resolved
-for the platform that runs it. Needs the package index.
+`<folder>/requirements.in` holds what is asked for, `<folder>/requirements.txt` every file with its SHA-256,
+resolved for the platform that runs it. Needs the package index.
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ HEADER = "# Written by `python -m stacks.lock {folder}` from requirements.in; do
 CONTAINER_PYTHON = (3, 12)
 """Of both base images (stacks/settings.py)."""
 
+_HOW = {
+    "lambdas": ("--only-binary=:all:",),
+    # the base image holds the rest, PyTorch above all; s3torchconnector is published as source only
+    "container": ("--no-deps",),
+}
+
 
 def lock(folder: str) -> str:
     """The text of the lock file.
@@ -28,8 +34,8 @@ def lock(folder: str) -> str:
     done = subprocess.run(
         [
             sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report=-",
-            "--only-binary=:all:", "--implementation=cp", f"--python-version={python[0]}.{python[1]}",
-            f"--abi=cp{version}", "--abi=abi3", "--abi=none",
+            "--implementation=cp", f"--python-version={python[0]}.{python[1]}",
+            *_HOW[folder], f"--abi=cp{version}", "--abi=abi3", "--abi=none",
             *[f"--platform={tag}_x86_64" for tag in asset.PLATFORMS], "--target=/nonexistent",
             f"--requirement={asset.ROOT / folder / 'requirements.in'}",
         ],

@@ -10,8 +10,8 @@ from constructs import Construct
 
 from blackwell.telemetry import METRIC_FILTER_PATTERN, METRIC_FILTERS, METRIC_NAMESPACE, TRAINING_LOG_GROUP
 from stacks.encryption import Encryption
-from stacks.python_function import PythonFunction
 from stacks.permission import Permission
+from stacks.python_function import PythonFunction
 from stacks.roles import training_log_group_arn
 from stacks.settings import Settings
 
