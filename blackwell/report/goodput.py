@@ -1,0 +1,121 @@
+"""Goodput: which share of the paid time moved the training forward, and where the rest went.
+
+Every instant with instances belongs to exactly one part. Statuses of the job give the coarse split; inside Training,
+the step records give the fine one: a step's own seconds less what it waited for data and checkpoints is productive,
+unless the step was lost and taken again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from blackwell.report.history import Start
+from blackwell.report.jobs import WAITING, machine_seconds
+from blackwell.report.model import Goodput, GoodputPart, Transition
+
+PRODUCTIVE = "productive steps"
+PARTS: dict[str, str] = {
+    PRODUCTIVE: "steps of the final history, without their waits",
+    "recompute after restart": "steps that were lost and taken again",
+    "checkpoint stall": "training stood still for a checkpoint",
+    "data wait": "training waited for data",
+    "validation": "validation batches",
+    "image": "pulling the training image",
+    "download": "downloading data and checkpoints",
+    "start-up": "from the container's start, or the launcher's restart, to the first step",
+    "upload": "uploading results and stopping",
+    "idle": "paid for, and nothing of the above",
+}
+"""Name of a part -> what it holds, in the order they are shown."""
+
+_BY_STATUS = {
+    "DownloadingTrainingImage": "image",
+    "Downloading": "download",
+    "PreparingTrainingStack": "start-up",
+    "Uploading": "upload",
+    "Stopping": "upload",
+}
+
+
+@dataclass(slots=True)
+class Account:
+    """One attempt's time, in wall-clock seconds."""
+
+    instances: int
+    billed: float
+    waiting: float
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+def account(
+    job: Mapping[str, Any], stretches: list[Transition], starts: list[Start], instances: int, before: float | None
+) -> Account:
+    """Splits one attempt's time. `before` is the Unix time of the newest step of earlier attempts, None for none."""
+    parts = dict.fromkeys(PARTS, 0.0)
+    for stretch in stretches:
+        name = _BY_STATUS.get(stretch.status)
+        if name is not None:
+            parts[name] += stretch.seconds
+    for start in starts:
+        _steps(start, parts)
+        for event in start.events:
+            if event.name == "validation":
+                seconds = event.fields.get("seconds")
+                parts["validation"] += float(seconds) if isinstance(seconds, (int, float)) else 0.0
+        parts["start-up"] += _start_up(start, stretches, before)
+        before = start.last_time if start.step else before
+    measured = sum(parts.values())
+    billed = max(machine_seconds(job, stretches), measured)
+    parts["idle"] = billed - measured
+    waiting = sum(t.seconds for t in stretches if t.status in WAITING)
+    return Account(instances=instances, billed=billed, waiting=waiting, parts=parts)
+
+
+def _steps(start: Start, parts: dict[str, float]) -> None:
+    productive = wait = stall = lost = 0.0
+    for index in range(len(start.step)):
+        seconds = start.seconds[index] * start.covered(index)
+        if index >= start.kept:
+            lost += seconds
+            continue
+        data, save = min(seconds, start.data_wait[index]), start.stall[index]
+        save = min(save, seconds - data)
+        wait += data
+        stall += save
+        productive += seconds - data - save
+    parts[PRODUCTIVE] += productive
+    parts["data wait"] += wait
+    parts["checkpoint stall"] += stall
+    parts["recompute after restart"] += lost
+
+
+def _start_up(start: Start, stretches: list[Transition], before: float | None) -> float:
+    """From the later of the container's start and the last step before, until this start's first step began."""
+    begin = start.first_begin
+    if begin is None:
+        return 0.0  # it never came to a step: its time stays idle
+    origins = [t.start.timestamp() for t in stretches if t.status == "Training" and t.start.timestamp() <= begin]
+    if before is not None and before <= begin:
+        origins.append(before)
+    if not origins and start.time is not None and start.time <= begin:
+        origins.append(start.time)
+    return begin - max(origins) if origins else 0.0
+
+
+def total(accounts: list[Account]) -> Goodput:
+    """All attempts together, each weighted by its instances."""
+    billed = sum(a.billed * a.instances for a in accounts)
+    parts = {name: sum(a.parts[name] * a.instances for a in accounts) for name in PARTS}
+    return Goodput(
+        goodput=parts[PRODUCTIVE] / billed if billed > 0 else None,
+        productive_seconds=parts[PRODUCTIVE],
+        billed_seconds=billed,
+        waiting_seconds=sum(a.waiting for a in accounts),
+        parts=[
+            GoodputPart(name=name, seconds=seconds, share=seconds / billed)
+            for name, seconds in parts.items()
+            if billed > 0
+        ],
+    )
