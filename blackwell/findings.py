@@ -46,6 +46,8 @@ CATALOGUE: dict[str, str] = {
     "BTS-206": "a preflight fact could not be read",
     "BTS-207": "the budget is above the stack's limit",
     "BTS-208": "the run to resume from was not found",
+    "BTS-209": "the run's name is not legal",
+    "BTS-210": "the run's name is taken",
     # 3xx: the request to SageMaker
     "BTS-301": "the request does not match the SageMaker API model",
     "BTS-302": "fields that the SageMaker API excludes from each other",
@@ -61,6 +63,10 @@ CATALOGUE: dict[str, str] = {
     "BTS-412": "a checkpoint cannot be written",
     "BTS-413": "there is no checkpoint to resume from",
     "BTS-414": "the checkpoint transport lacks its S3 URI",
+    "BTS-421": "the layer backend cannot be used here",
+    "BTS-422": "the precision cannot be emulated",
+    "BTS-423": "the checkpoint belongs to another model or job",
+    "BTS-424": "the model to start from cannot be read",
 }
 
 
