@@ -74,6 +74,15 @@ class ModelShape:
             + final_norm
         )
 
+    def flops_per_token(self, seq_length: int) -> float:
+        """Floating-point operations per trained token, forward and backward: 6 N + 6 layers x attention_width x seq.
+
+        N counts the matrices of layers and head, not the embedding; causal attention is counted half (PaLM, appendix
+        B, halved), recomputation not at all. MFU divides by this.
+        """
+        matrices = self.num_hidden_layers * self.layer_parameters + self.embedding_parameters
+        return 6.0 * matrices + 6.0 * self.num_hidden_layers * self.attention_width * seq_length
+
     def layers_workload(self) -> ModelShape:
         """The same width and depth as a bare stack of layers: GELU, biases, no vocabulary."""
         return replace(self, vocab_size=0, gated=False, bias=True, tie_word_embeddings=False)

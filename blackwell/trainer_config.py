@@ -40,6 +40,9 @@ ENV_RESUME_URI = "BLACKWELL_RESUME_S3_URI"
 ENV_PLAN_CONTINUES = "BLACKWELL_PLAN_HAS_LATER_RESERVATION"
 """`1` when the training plan has a later reservation, so the job is interrupted, not ended."""
 
+ENV_SKIP_DATA = "BLACKWELL_SKIP_DATA"
+"""JSON {"before_step": n, "sequences": m}: resume from a checkpoint before step n and leave out the next m sequences."""
+
 
 class TrainerConfig(_Spec):
     """The part of a job spec that the trainer needs, every `auto` decided but those that the trainer decides."""
