@@ -1,3 +1,3 @@
 #!/bin/sh
 # The image's entry point: becomes the launcher, so that signals reach it.
-cd /opt/app && exec python -m trainer.launch "$@"
+cd "$(dirname "$0")/.." && exec python -m trainer.launch "$@"
