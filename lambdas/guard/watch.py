@@ -1,0 +1,91 @@
+"""The guard's eye on one running job: budget, silence, durable checkpoints; asks, then stops."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from blackwell.names import RunPlaces
+from blackwell.remedy import utc_now
+from blackwell.runs import AttemptItem
+from blackwell.spec import JobSpec
+from blackwell.telemetry import parse_step
+from blackwell.verdict import Verdict
+from lambdas.common import checkpoints, jobs
+from lambdas.common.aws import client
+from lambdas.common.cost import spent_usd
+from lambdas.common.environment import environment
+from lambdas.common.store import RunStore
+
+STOP_AFTER = timedelta(minutes=20)
+"""How long the trainer has to make a durable checkpoint once it is asked to stop."""
+START_UP_LIMIT = timedelta(minutes=90)
+"""How long the first step may take after secondary status Training began: compilation, loading, resuming."""
+BUDGET_MARGIN = 0.98
+"""Ask for the stop when this share of the budget is used: the checkpoint costs too."""
+
+
+def watch(store: RunStore, attempt: AttemptItem, job: Mapping[str, Any], spec: JobSpec) -> str:
+    """Looks at a job in progress and says what was done."""
+    if attempt.stopped_for is not None:
+        return _stop_when_durable(attempt)
+    spent = spent_usd(spec, store.attempts(attempt.run))
+    if spec.budget is not None and spent is not None and spent >= BUDGET_MARGIN * spec.budget.max_cost_usd:
+        return _ask_to_stop(store, attempt, Verdict.BUDGET_REACHED)
+    if job.get("SecondaryStatus") != "Training":
+        return "waiting"
+    silent = _silence(attempt, job)
+    if silent is not None:
+        return _ask_to_stop(store, attempt, Verdict.HUNG) + f" after {silent} of silence"
+    return "watching"
+
+
+def _silence(attempt: AttemptItem, job: Mapping[str, Any]) -> timedelta | None:
+    """How long nothing was logged, where that is too long; before the first step start-up has a limit of its own."""
+    now = utc_now()
+    steps = [at for at, line in jobs.tail(attempt.job_name) if parse_step(line)]
+    begun = _training_since(job)
+    if begun is None:
+        return None
+    last = datetime.fromtimestamp(max(steps) / 1000, tz=now.tzinfo) if steps else None
+    if last is not None and last >= begun:
+        quiet, limit = now - last, timedelta(minutes=environment().silence_minutes)
+    else:
+        quiet, limit = now - begun, START_UP_LIMIT
+    return quiet if quiet > limit else None
+
+
+def _training_since(job: Mapping[str, Any]) -> datetime | None:
+    begun = [t["StartTime"] for t in job.get("SecondaryStatusTransitions", []) if t.get("Status") == "Training"]
+    return begun[-1] if begun else None
+
+
+def _ask_to_stop(store: RunStore, attempt: AttemptItem, why: Verdict) -> str:
+    store.update_attempt(attempt.run, attempt.attempt, stopped_for=why.value, stop_asked_at=utc_now().isoformat())
+    if why is Verdict.HUNG or environment().network_isolation:  # a hung trainer reads no file
+        jobs.stop(attempt.job_name)
+        return f"stopped: {why}"
+    control = {"id": f"{attempt.attempt}-{why}", "action": "stop_after_step", "reason": why.value}
+    client("s3").put_object(
+        Bucket=environment().artifacts_bucket,
+        Key=RunPlaces(attempt.run).control,
+        Body=json.dumps(control).encode(),
+        ContentType="application/json",
+    )
+    return f"asked to stop: {why}"
+
+
+def _stop_when_durable(attempt: AttemptItem) -> str:
+    if attempt.stop_asked_at is None:
+        jobs.stop(attempt.job_name)
+        return "stopping"
+    asked = datetime.fromisoformat(attempt.stop_asked_at)
+    places = RunPlaces(attempt.run)
+    durable = checkpoints.newest_durable(environment().checkpoint_bucket, places.checkpoints)
+    saved = durable is not None and durable.written_at >= asked
+    if saved or utc_now() - asked > STOP_AFTER:
+        jobs.stop(attempt.job_name)
+        return "stopped: the checkpoint is durable" if saved else "stopped: no checkpoint came in time"
+    return "asked; waiting for the checkpoint"

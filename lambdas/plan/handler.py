@@ -1,0 +1,173 @@
+"""Plan: job spec -> plan, or every finding that refuses it. Creates nothing in AWS but the run's own documents."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import BaseModel
+
+from blackwell.attempt import pinned, plan_attempt
+from blackwell.findings import Finding, FindingsError, errors
+from blackwell.names import RUN_ID, job_name
+from blackwell.remedy import utc_now
+from blackwell.runs import AttemptItem, AttemptStatus, RunItem, RunStatus
+from blackwell.spec import JobSpec, parse_job_spec, parse_job_spec_text
+from blackwell.verdict import Verdict
+from lambdas.common import documents
+from lambdas.common.environment import environment
+from lambdas.common.log import about, logger
+from lambdas.common.store import RunStore
+from lambdas.plan import preflight
+
+log = logger("plan")
+
+FINDINGS_IN_CAUSE = 5
+CAUSE_MAX = 30_000  # Step Functions: a Fail state's cause has at most 32,768 characters
+GIVEN_MAX = 300
+
+
+class PlanEvent(BaseModel):
+    """What the Plan state sends. `spec` is the execution's input as it came."""
+
+    run: str
+    execution_arn: str
+    started_at: str | float | int
+    spec: Any = None
+
+
+def handler(event: dict[str, Any], context: object) -> dict[str, Any]:
+    request = PlanEvent.model_validate(event)
+    about(log, request.run)
+    try:
+        spec, plans, findings = _plan(request)
+    except FindingsError as refused:
+        return _reject(request, refused.findings)
+    if errors(findings):
+        return _reject(request, findings)
+    if not _record(request, spec, plans):
+        return _reject(request, [*findings, _name_taken(request.run)])
+    documents.write(request.run, documents.FINDINGS, [f.model_dump(mode="json") for f in findings])
+    log.info("planned", extra={"findings": [f.line() for f in findings]})
+    return {"accepted": True, "run": request.run, "attempt": 1, "findings": len(findings)}
+
+
+def _plan(request: PlanEvent) -> tuple[JobSpec, list[Any], list[Finding]]:
+    """The spec, one plan per capacity entry, and all findings; raises FindingsError where there is no legal spec."""
+    named: list[Finding] = []
+    if RUN_ID.match(request.run) is None:
+        named.append(
+            Finding(
+                id="BTS-209",
+                path="",
+                message="the execution's name is the run's name and part of tags, log lines and S3 keys",
+                given=request.run,
+                legal="letters, digits, hyphen, underscore and dot, beginning with a letter or digit",
+            )
+        )
+    try:
+        # a string is JSON text: so it comes from a file under jobs/ that is no JSON
+        spec = parse_job_spec_text(request.spec) if isinstance(request.spec, str) else parse_job_spec(request.spec)
+    except FindingsError as refused:
+        raise FindingsError([*named, *refused.findings]) from None
+    findings = named + preflight.check(spec, environment())
+    plans = []
+    overrides: dict[str, Any] = {}
+    for index in range(len(spec.capacity)):
+        plan = plan_attempt(spec, index, overrides)
+        findings += [_with_index(finding, index) for finding in plan.findings]
+        if not overrides and plan.ok:
+            overrides = pinned(plan.resolved)
+        plans.append(plan)
+    return spec, plans, _unique(findings)
+
+
+def _with_index(finding: Finding, index: int) -> Finding:
+    """Each plan sees its capacity entry alone, as number 0."""
+    head, dot, rest = finding.path.partition(".")
+    if head != "capacity" or not index:
+        return finding
+    return finding.model_copy(update={"path": f"{head}.{index}{rest.removeprefix('0')}" if dot else finding.path})
+
+
+def _unique(findings: list[Finding]) -> list[Finding]:
+    return list({finding.model_dump_json(): finding for finding in findings}.values())
+
+
+def _record(request: PlanEvent, spec: JobSpec, plans: list[Any]) -> bool:
+    first = plans[0]
+    item = RunItem(
+        run=request.run,
+        status=RunStatus.RUNNING,
+        execution_arn=request.execution_arn,
+        started_at=str(request.started_at),
+        plan=_plan_summary(first),
+        spec=_spec_summary(spec),
+    )
+    store = RunStore()
+    if not store.create_run(item):
+        return False
+    documents.write(request.run, documents.SPEC, spec.model_dump(mode="json", exclude_none=True, by_alias=True))
+    documents.write(request.run, documents.PLAN, first.model_dump(mode="json"))
+    store.create_attempt(
+        AttemptItem(
+            run=request.run,
+            attempt=1,
+            status=AttemptStatus.PLANNED,
+            job_name=job_name(environment().job_prefix, request.run, 1),
+            overrides=pinned(first.resolved),
+            why="first attempt",
+            planned_at=utc_now().isoformat(),
+        )
+    )
+    return True
+
+
+def _spec_summary(spec: JobSpec) -> dict[str, Any]:
+    training = spec.training.model_dump(mode="json", include={"precision", "steps", "tokens", "seq_length"})
+    capacity = [
+        entry.model_dump(mode="json", include={"kind", "instance_type", "instance_count"}) for entry in spec.capacity
+    ]
+    return {"num_parameters": spec.shape().num_parameters, **training, "capacity": capacity}
+
+
+def _plan_summary(plan: Any) -> dict[str, Any]:
+    whole = plan.model_dump(mode="json", include={"memory", "throughput", "cost"})
+    return {
+        part: {k: v for k, v in values.items() if isinstance(v, str | int | float | bool)}
+        for part, values in whole.items()
+        if isinstance(values, dict)
+    }
+
+
+def _name_taken(run: str) -> Finding:
+    return Finding(id="BTS-210", path="", message="another run of this name stands in the run table", given=run)
+
+
+def _reject(request: PlanEvent, findings: list[Finding]) -> dict[str, Any]:
+    """Writes all findings; the answer's cause is what the Fail state says."""
+    ordered = errors(findings) + [f for f in findings if f not in errors(findings)]
+    whole = [f.model_dump(mode="json", exclude_none=True) for f in ordered]
+    taken = any(f.id == "BTS-210" for f in findings)
+    uri = environment().document_uri(request.run, documents.FINDINGS)
+    if not taken:  # the other run's documents stay as they are
+        uri = documents.write(request.run, documents.FINDINGS, whole)
+        RunStore().create_run(
+            RunItem(
+                run=request.run,
+                status=RunStatus.REJECTED,
+                verdict=Verdict.REJECTED,
+                cause=ordered[0].line()[:GIVEN_MAX],
+                execution_arn=request.execution_arn,
+                started_at=str(request.started_at),
+                ended_at=utc_now().isoformat(),
+            )
+        )
+    cause = {"run": request.run, "findings": [_short(f) for f in whole[:FINDINGS_IN_CAUSE]], "s3_uri": uri}
+    log.info("rejected", extra={"findings": [f.line()[:GIVEN_MAX] for f in ordered]})
+    return {"accepted": False, "run": request.run, "cause": json.dumps(cause)[:CAUSE_MAX]}
+
+
+def _short(finding: dict[str, Any]) -> dict[str, Any]:
+    """Within the limits of a cause, whatever the user wrote."""
+    return {k: v[:GIVEN_MAX] if isinstance(v, str) else v for k, v in finding.items()}

@@ -1,0 +1,200 @@
+"""Facts that only AWS and the stack's settings know, each answered with a finding.
+
+A fact that cannot be read is a warning, never a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from blackwell.findings import Finding, Severity
+from blackwell.names import MANIFEST, RUN_ID, split_s3_uri
+from blackwell.request import data_uri
+from blackwell.spec import CapacityEntry, CapacityKind, JobSpec
+from lambdas.common.aws import client, error_code, error_message
+from lambdas.common.environment import Environment
+from lambdas.common.resume import resume_uri
+from lambdas.common.training_plans import PLAN_STATUSES, describe_plan
+
+QUOTA_NAMES = {
+    CapacityKind.ON_DEMAND: "{} for training job usage",
+    CapacityKind.SPOT: "{} for spot training job usage",
+}
+"""Names of SageMaker's quotas; their codes are not published. Training plans have none."""
+_MISSING = ("NoSuchBucket", "NoSuchKey", "404", "ResourceNotFound")
+
+
+def check(spec: JobSpec, stack: Environment) -> list[Finding]:
+    """All findings about the stack's limits, data, quotas, plans and the run to go on from."""
+    found = [*_limits(spec, stack), *_data(spec, stack), *_resume(spec, stack)]
+    for index, entry in enumerate(spec.capacity):
+        path = f"capacity.{index}"
+        if entry.kind is CapacityKind.TRAINING_PLAN:
+            found += _asked(f"{path}.training_plan_arn", partial(_plan, entry, path))
+        else:
+            found += _asked(path, partial(_quota, entry, path))
+    return found
+
+
+def _asked(path: str, question: Callable[[], list[Finding]]) -> list[Finding]:
+    try:
+        return question()
+    except (ClientError, BotoCoreError) as error:
+        message = error_message(error) if isinstance(error, ClientError) else str(error)
+        return [
+            Finding(
+                id="BTS-206", severity=Severity.WARNING, path=path, message=f"could not be checked: {message[:300]}"
+            )
+        ]
+
+
+def _limits(spec: JobSpec, stack: Environment) -> Iterator[Finding]:
+    for index, entry in enumerate(spec.capacity):
+        if entry.instance_type not in stack.instance_types:
+            yield Finding(
+                id="BTS-201",
+                path=f"capacity.{index}.instance_type",
+                message=f"stage {stack.stage} does not allow this instance type",
+                given=entry.instance_type,
+                legal=", ".join(stack.instance_types),
+                nearest=stack.instance_types[0] if stack.instance_types else None,
+            )
+        if entry.instance_count > stack.max_instances:
+            yield Finding(
+                id="BTS-202",
+                path=f"capacity.{index}.instance_count",
+                message=f"stage {stack.stage} allows at most {stack.max_instances} per job",
+                given=entry.instance_count,
+                legal=f"1 to {stack.max_instances}",
+                nearest=stack.max_instances,
+            )
+    if spec.budget is not None and spec.budget.max_cost_usd > stack.max_budget_usd:
+        yield Finding(
+            id="BTS-207",
+            path="budget.max_cost_usd",
+            message=f"stage {stack.stage} allows at most ${stack.max_budget_usd:.2f} per run",
+            given=spec.budget.max_cost_usd,
+            legal=f"up to {stack.max_budget_usd}",
+            nearest=stack.max_budget_usd,
+        )
+
+
+def _data(spec: JobSpec, stack: Environment) -> Iterator[Finding]:
+    if spec.data is None:
+        return
+    for name in ("train", "validation"):
+        location = getattr(spec.data, name)
+        if location:
+            uri = data_uri(location, stack.artifacts_bucket)
+            path = f"data.{name}"
+            yield from _asked(path, partial(_channel, uri, path, location))
+
+
+def _channel(uri: str, path: str, given: str) -> list[Finding]:
+    bucket, prefix = split_s3_uri(uri)
+    try:
+        listing = client("s3").list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
+    except ClientError as error:
+        if error_code(error) in _MISSING:
+            return [Finding(id="BTS-205", path=path, message=f"the bucket {bucket} does not exist", given=given)]
+        raise
+    if listing.get("KeyCount", 0):
+        return []
+    return [
+        Finding(
+            id="BTS-205",
+            path=path,
+            message=f"nothing is there: {uri}",
+            given=given,
+            legal="a folder of token shards, made by `python -m trainer.data prepare`",
+        )
+    ]
+
+
+def _resume(spec: JobSpec, stack: Environment) -> Iterator[Finding]:
+    if spec.resume_from is None:
+        return
+    given = spec.resume_from
+    if not given.startswith("s3://") and RUN_ID.match(given) is None:
+        yield Finding(id="BTS-208", path="resume_from", message="is neither a run nor an S3 URI", given=given)
+        return
+    yield from _asked("resume_from", partial(_checkpoints, resume_uri(given, stack), given))
+
+
+def _checkpoints(uri: str, given: str) -> list[Finding]:
+    bucket, prefix = split_s3_uri(uri)
+    pages = client("s3").get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+    try:
+        if any(item["Key"].endswith(f"/{MANIFEST}") for page in pages for item in page.get("Contents", [])):
+            return []
+    except ClientError as error:
+        if error_code(error) not in _MISSING:
+            raise
+    return [
+        Finding(
+            id="BTS-208",
+            path="resume_from",
+            message=f"no complete checkpoint is under {uri}",
+            given=given,
+            legal="a run of this stack with a checkpoint, or the S3 URI of a checkpoint folder",
+        )
+    ]
+
+
+_quotas: dict[str, float] = {}
+
+
+def _quota(entry: CapacityEntry, path: str) -> list[Finding]:
+    name = QUOTA_NAMES[entry.kind].format(entry.instance_type)
+    if name not in _quotas:
+        pages = client("service-quotas").get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
+        _quotas.update({quota["QuotaName"]: quota["Value"] for page in pages for quota in page["Quotas"]})
+    if name not in _quotas:
+        return [
+            Finding(id="BTS-206", severity=Severity.WARNING, path=path, message=f"Service Quotas lists no {name!r}")
+        ]
+    if _quotas[name] >= entry.instance_count:
+        return []
+    return [
+        Finding(
+            id="BTS-203",
+            path=f"{path}.instance_count",
+            message=f"quota {name!r} is {_quotas[name]:g}; raise it in Service Quotas, service SageMaker",
+            given=entry.instance_count,
+            legal=f"up to {_quotas[name]:g}",
+            nearest=int(_quotas[name]) or None,
+        )
+    ]
+
+
+def _plan(entry: CapacityEntry, path: str) -> list[Finding]:
+    arn = entry.training_plan_arn or ""
+    plan = describe_plan(arn)
+    if plan is None:
+        return [Finding(id="BTS-204", path=f"{path}.training_plan_arn", message="there is no such plan", given=arn)]
+    if plan.get("Status") not in (*PLAN_STATUSES, "Pending"):
+        return [
+            Finding(
+                id="BTS-204",
+                path=f"{path}.training_plan_arn",
+                message=f"the plan is {plan.get('Status')}: {plan.get('StatusMessage', '')}".rstrip(": "),
+                given=arn,
+                legal="a plan that is Pending, Scheduled or Active",
+            )
+        ]
+    total = plan.get("TotalInstanceCount")
+    if isinstance(total, int) and total < entry.instance_count:
+        return [
+            Finding(
+                id="BTS-204",
+                path=f"{path}.instance_count",
+                message="the plan has fewer instances",
+                given=entry.instance_count,
+                legal=f"1 to {total}",
+                nearest=total,
+            )
+        ]
+    return []
