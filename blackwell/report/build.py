@@ -389,7 +389,9 @@ class _Figures:
         peaks = [m for s in history.starts for m in s.memory if math.isfinite(m)]
         self.memory_peak_gb = max(peaks) if peaks else None
         half_life = max(2.0, len(steps) / SMOOTHING_SHARE)
-        self.smoothing = f"exponential moving average, half-life {half_life:.0f} logged steps" if steps else ""
+        self.smoothing = (
+            f"moving average, half-life {half_life:.0f} logged steps, shorter at the start" if steps else ""
+        )
         self.loss = thin(steps, losses)
         self.smoothed = thin(steps, smooth(losses, half_life))
         self.throughput = thin(steps, rates)

@@ -11,19 +11,18 @@ MAX_POINTS = 1_200
 
 
 def smooth(values: Sequence[float], half_life: float) -> list[float]:
-    """Exponential moving average, corrected for its start, so that the first value stands for itself; values that are
-    not finite are passed over.
+    """Exponential moving average whose half-life grows with what has been seen, up to `half_life` values: a loss that
+    falls steeply at the start is not drawn too high. Values that are not finite are passed over.
 
-    The weight of a value halves every `half_life` values: weight = 0.5 ** (1 / half_life), and the sum is divided by
-    1 - weight ** n (Adam's bias correction, arXiv 1412.6980).
+    After n values the half-life is min(half_life, max(1, n / 8)).
     """
-    decay = 0.5 ** (1.0 / max(half_life, 1e-9))
-    total, weight, out = 0.0, 0.0, []
+    average, seen, out = math.nan, 0, []
     for value in values:
         if math.isfinite(value):
-            total = decay * total + (1 - decay) * value
-            weight = decay * weight + (1 - decay)
-        out.append(total / weight if weight else math.nan)
+            seen += 1
+            decay = 0.5 ** (1.0 / min(half_life, max(1.0, seen / 8)))
+            average = value if seen == 1 else decay * average + (1 - decay) * value
+        out.append(average)
     return out
 
 

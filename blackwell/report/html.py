@@ -280,7 +280,7 @@ def _attempts(report: RunReport) -> str:
             )
             for a in report.attempts
         ],
-        numeric={0, 5, 6},
+        numeric={0, 4, 5, 6},
         wide={2},
         label="Attempts",
     )
@@ -345,7 +345,7 @@ def _restarts(restarts: Sequence[Restart]) -> str:
     rows = [
         (
             f"{r.time:%H:%M:%S}" if r.time else "",
-            _restart_reason(r).capitalize(),
+            _sentence(_restart_reason(r)),
             _step(r.last_step),
             _step(r.resumed_from_step),
             f"{r.steps_lost:,}",
@@ -367,6 +367,10 @@ def _restarts(restarts: Sequence[Restart]) -> str:
         + '<p class="soft">Time lost: from the end of the last step until the same step was done again. Money lost counts '
         "only the paid part of it.</p>"
     )
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _step(step: int | None) -> str:
@@ -392,7 +396,8 @@ def _continuity(report: RunReport) -> str:
     ]
     overlap = proof.overlap
     if overlap.steps and overlap.max_relative_difference is not None:
-        checks.append((overlap.within_tolerance, f"Recomputed losses: {proof.overlap_statement}"))
+        same = True if overlap.within_tolerance is None and overlap.bitwise_equal else overlap.within_tolerance
+        checks.append((same, f"Recomputed losses: {proof.overlap_statement}"))
     else:
         checks.append((None, f"Recomputed losses: {proof.overlap_statement}"))
     items = "".join(
@@ -427,14 +432,17 @@ def _continuity(report: RunReport) -> str:
     if overlap.examples:
         out += "<h3>Steps that were taken twice</h3>" + _table(
             ("Step", "Loss before", "Loss again", "Relative difference"),
-            [
-                (f"{step:,}", f"{a:.7f}", f"{b:.7f}", f"{abs(b - a) / abs(a):.2e}" if a else f"{abs(b - a):.2e}")
-                for step, a, b in overlap.examples
-            ],
+            [(f"{step:,}", f"{a:.7f}", f"{b:.7f}", _difference(a, b)) for step, a, b in overlap.examples],
             numeric={0, 1, 2, 3},
             label="Recomputed losses",
         )
     return out
+
+
+def _difference(first: float, second: float) -> str:
+    if first == second:
+        return "same bits"
+    return f"{abs(second - first) / abs(first):.2e}" if first else f"{abs(second - first):.2e}"
 
 
 def _check_style(ok: bool | None) -> str:
@@ -551,7 +559,7 @@ def _checkpoints(checkpoints: Sequence[CheckpointReport]) -> str:
         notes.append(f"median time to write {duration(median(saves))}")
     if lags:
         notes.append(f"median time until durable in S3 {duration(median(lags))}, longest {duration(max(lags))}")
-    note = f'<p class="soft">{escape("; ".join(notes).capitalize())}.</p>' if notes else ""
+    note = f'<p class="soft">{escape(_sentence("; ".join(notes)))}.</p>' if notes else ""
     return (
         "<h2>Checkpoints</h2>"
         + _table(

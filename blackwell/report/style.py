@@ -3,8 +3,8 @@
 CSS = """
 :root{color-scheme:light dark;
 --bg:#fff;--card:#f5f7fa;--ink:#161b22;--soft:#57606a;--line:#d5dae1;--accent:#0b63c5;--raw:#9db8d9;
---good:#0b6b3a;--bad:#b3261e;--warn:#8a5300;--goodbg:#e0f4e8;--badbg:#fdE7e5;--warnbg:#fff2d9;
---p0:#00805c;--p1:#c84a00;--p2:#e69f00;--p3:#d6c420;--p4:#4aa3df;--p5:#0066a6;--p6:#b8659a;--p7:#7a5fb0;--p8:#767c85;--p9:#bcc2ca}
+--good:#0b6b3a;--bad:#b3261e;--warn:#8a5300;--goodbg:#e0f4e8;--badbg:#fde7e5;--warnbg:#fff2d9;
+--p0:#00805c;--p1:#c84a00;--p2:#e69f00;--p3:#d6c420;--p4:#4aa3df;--p5:#0066a6;--p6:#a5508a;--p7:#7a5fb0;--p8:#646a73;--p9:#bcc2ca}
 @media(prefers-color-scheme:dark){:root{
 --bg:#0e1217;--card:#171d25;--ink:#e7ebf0;--soft:#9fabb8;--line:#2c3540;--accent:#6db3ff;--raw:#3d5878;
 --good:#6fdca0;--bad:#ff9c93;--warn:#f4c16b;--goodbg:#12301f;--badbg:#3a1815;--warnbg:#33270e;
@@ -21,7 +21,7 @@ a{color:var(--accent)}
 .lead{font-size:1.1rem;margin:10px 0 0}
 .badge{display:inline-block;padding:2px 10px;border-radius:999px;font-weight:600;font-size:.875rem;white-space:nowrap;border:1px solid currentColor}
 .good{color:var(--good);background:var(--goodbg)}.bad{color:var(--bad);background:var(--badbg)}.warn{color:var(--warn);background:var(--warnbg)}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px;margin:20px 0 0;padding:0}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(180px,1fr));gap:10px;margin:20px 0 0;padding:0}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:10px 12px}
 .tile dt{color:var(--soft);font-size:.8125rem}.tile dd{margin:0;font-size:1.25rem;font-weight:600;line-height:1.3}
 .tile dd small{display:block;font-weight:400;font-size:.8125rem;color:var(--soft)}
@@ -33,7 +33,8 @@ svg polyline{fill:none;stroke-linejoin:round}
 svg .raw{stroke:var(--raw);stroke-width:1.2}svg .smooth{stroke:var(--accent);stroke-width:2}
 svg circle.points{fill:var(--bg);stroke:var(--p1);stroke-width:2}svg circle.raw,svg circle.smooth{fill:var(--accent)}
 svg .mark line{stroke:var(--bad);stroke-width:1.2;stroke-dasharray:4 3}svg .mark path{fill:var(--bad)}
-svg text.onbar{font-weight:600;fill:#fff}svg text.onbar.p2,svg text.onbar.p3,svg text.onbar.p9,svg text.onbar.p4{fill:#10151b}
+svg text.onbar{font-weight:600;fill:#fff}svg text.onbar:is(.p2,.p3,.p4,.p9){fill:#10151b}
+@media(prefers-color-scheme:dark){svg text.onbar{fill:#0b0f14}svg text.onbar.p9{fill:#fff}}
 .p0{fill:var(--p0)}.p1{fill:var(--p1)}.p2{fill:var(--p2)}.p3{fill:var(--p3)}.p4{fill:var(--p4)}
 .p5{fill:var(--p5)}.p6{fill:var(--p6)}.p7{fill:var(--p7)}.p8{fill:var(--p8)}.p9{fill:var(--p9)}
 .key{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px;vertical-align:-1px}

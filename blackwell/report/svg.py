@@ -186,7 +186,7 @@ def timeline(
             x = px(mark.x)
             out.append(
                 f'<g class="mark"><title>{escape(mark.label)}</title>'
-                f'<path d="M{x - 5:.1f} {y + 12}h10l-5 8z"/>'
+                f'<path d="M{x - 5:.1f} {y + 26 + row_h}h10l-5 -8z"/>'
                 f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y + 18}" y2="{y + 18 + row_h}"/></g>'
             )
     for tick in _time_ticks(span, 3 if width < 500 else 6):

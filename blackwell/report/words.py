@@ -18,6 +18,7 @@ RESTART_WORDS = {
 }
 """Kind of a restart -> what happened."""
 _NOTICEABLE_SHARE = 0.05
+_WORTH_ADVICE = 0.1
 
 
 def duration(seconds: float | None) -> str:
@@ -36,12 +37,12 @@ def duration(seconds: float | None) -> str:
 
 
 def money(usd: float | None) -> str:
-    """`$1,234`, `$12.30`, `$0.0042`; `unknown` for None."""
+    """`$1,234`, `$0.52`, `$0.0042`; `unknown` for None."""
     if usd is None:
         return "unknown"
     if abs(usd) >= 1000:
         return f"${usd:,.0f}"
-    return f"${usd:.2f}" if abs(usd) >= 1 or usd == 0 else f"${usd:.4f}"
+    return f"${usd:.2f}" if abs(usd) >= 0.1 or usd == 0 else f"${usd:.4f}"
 
 
 def count(value: float | None) -> str:
@@ -135,12 +136,15 @@ def _restarts(restarts: list[Restart]) -> str:
     kinds: dict[str, int] = {}
     for restart in restarts:
         kinds[restart.kind] = kinds.get(restart.kind, 0) + 1
-    how = "; ".join(f"{number} time{'s' if number > 1 else ''} {RESTART_WORDS[kind]}" for kind, number in kinds.items())
-    times = "once" if len(restarts) == 1 else f"{len(restarts)} times"
+    how = "; ".join(f"{_times(number)} {RESTART_WORDS[kind]}" for kind, number in kinds.items())
     return (
-        f"Training was interrupted {times} ({how}). That cost {steps} step{'' if steps == 1 else 's'} "
+        f"Training was interrupted {_times(len(restarts))}: {how}. That cost {steps} step{'' if steps == 1 else 's'} "
         f"and {duration(sum(known))}."
     )
+
+
+def _times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
 def next_steps(report: RunReport, spec: Mapping[str, Any]) -> list[str]:
@@ -159,10 +163,8 @@ def next_steps(report: RunReport, spec: Mapping[str, Any]) -> list[str]:
             newest = max(c.step for c in report.checkpoints if c.in_s3 or (c.durable and not c.pruned))
             steps.append(f"Go on from step {newest:,} with `python -m blackwell resume {report.run}`.")
     for part in report.goodput.parts:
-        if part.share >= 0.1 and report.steps and part.name in _GOODPUT_ADVICE:
-            steps.append(
-                f"{percent(part.share)} of the paid time was {part.name} ({PARTS[part.name]}): {_GOODPUT_ADVICE[part.name]}"
-            )
+        if part.share >= _WORTH_ADVICE and report.steps and part.name in _GOODPUT_ADVICE:
+            steps.append(f"{percent(part.share)} of the paid time: {PARTS[part.name]}. {_GOODPUT_ADVICE[part.name]}")
     if report.continuity.proven is False:
         steps.append("Look at the problems under Continuity before you use the model.")
     for row in report.comparisons:
@@ -171,12 +173,14 @@ def next_steps(report: RunReport, spec: Mapping[str, Any]) -> list[str]:
     return steps
 
 
+_ONCE_PER_START = "It is paid once per start, so its share falls as the run gets longer."
 _GOODPUT_ADVICE = {
-    "recompute after restart": "save checkpoints more often (training.checkpoint.interval_steps).",
-    "checkpoint stall": "save less often, or leave training.checkpoint.asynchronous on.",
-    "data wait": "use input_mode FastFile with larger shards, or more vCPUs per GPU.",
-    "validation": "validate less often (training.validation_interval_steps) or on fewer batches.",
-    "image": "keep the image in the job's region; longer runs make this small.",
-    "download": "use input_mode FastFile, so that the job starts while data streams.",
-    "start-up": "longer runs make this small.",
+    "recompute after restart": "Save checkpoints more often (`training.checkpoint.interval_steps`).",
+    "checkpoint stall": "Save less often, or leave `training.checkpoint.asynchronous` on.",
+    "data wait": "Use `input_mode` FastFile with larger shards.",
+    "validation": "Validate less often (`training.validation_interval_steps`) or on fewer batches.",
+    "image": _ONCE_PER_START,
+    "download": "With `input_mode` FastFile the job starts while data streams.",
+    "start-up": _ONCE_PER_START,
 }
+"""Part of the paid time -> what makes it smaller."""
