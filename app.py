@@ -1,31 +1,19 @@
-"""CDK entry point: reads the settings, builds the stack, turns cdk-nag on."""
+"""CDK entry point, as cdk.json names it; the stack stands in stacks/training_stack.py."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import aws_cdk as cdk
 
 from blackwell.findings import FindingsError
-from stacks import nag
 from stacks.asset import AssetError
-from stacks.settings import STACK_NAME, load_settings
-from stacks.training_stack import BlackwellTrainingStack
-
-
-def main() -> int:
-    app = cdk.App()
-    try:
-        settings = load_settings(app.node.get_all_context())
-        BlackwellTrainingStack(app, STACK_NAME, settings=settings)
-    except (FindingsError, AssetError) as error:
-        print(f"{Path(__file__).name}: {error}", file=sys.stderr)
-        return 1
-    nag.turn_on(app)
-    app.synth()
-    return 0
-
+from stacks.synth import add_stack
 
 if __name__ == "__main__":
-    sys.exit(main())
+    app = cdk.App()
+    try:
+        add_stack(app)
+    except (FindingsError, AssetError) as error:
+        sys.exit(f"app: {error}")
+    app.synth()

@@ -55,7 +55,7 @@ class Roles(Construct):
     def _execution_permissions(self, encryption: Encryption, storage: Storage, image: Image) -> list[Permission]:
         stack, settings = cdk.Stack.of(self), self._settings
         data = [f"arn:{stack.partition}:s3:::{bucket}" for bucket in settings.data_buckets]
-        group = training_log_group_arn(stack)
+        group = log_group_arn(stack, TRAINING_LOG_GROUP)
         permissions = [
             Permission(
                 "ListBuckets",
@@ -162,15 +162,16 @@ class Roles(Construct):
         """To stop our jobs."""
         return Permission("StopJobs", ("sagemaker:StopTrainingJob",), (self._jobs(),), why=_JOB_NAMES)
 
+    def delete_jobs_permission(self) -> Permission:
+        """To delete the records of our jobs."""
+        return Permission("DeleteJobs", ("sagemaker:DeleteTrainingJob",), (self._jobs(),), why=_JOB_NAMES)
+
 
 _JOB_NAMES = "Job names are made per run; the stage's prefix bounds them."
 
 
-def training_log_group_arn(stack: cdk.Stack) -> str:
-    """ARN of the log group that all training jobs of the account share."""
+def log_group_arn(stack: cdk.Stack, name: str) -> str:
+    """ARN, without `:*`, of a log group of this account and region."""
     return stack.format_arn(
-        service="logs",
-        resource="log-group",
-        resource_name=TRAINING_LOG_GROUP,
-        arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
+        service="logs", resource="log-group", resource_name=name, arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME
     )

@@ -12,6 +12,7 @@ from stacks.observability import Observability
 from stacks.roles import Roles
 from stacks.settings import Settings
 from stacks.storage import Storage
+from stacks.teardown import Teardown
 
 
 class BlackwellTrainingStack(cdk.Stack):
@@ -33,3 +34,29 @@ class BlackwellTrainingStack(cdk.Stack):
             self, "Roles", settings=settings, encryption=self.encryption, storage=self.storage, image=self.image
         )
         self.observability = Observability(self, "Observability", settings=settings, encryption=self.encryption)
+        self.teardown = Teardown(
+            self,
+            "Teardown",
+            settings=settings,
+            encryption=self.encryption,
+            storage=self.storage,
+            image=self.image,
+            roles=self.roles,
+            state_machines=[],
+        )
+        self._outputs(settings)
+
+    def _outputs(self, settings: Settings) -> None:
+        """What clients look up; the logical ids are names that other things rely on."""
+        outputs = {
+            "ArtifactsBucket": self.storage.artifacts.bucket_name,
+            "CheckpointBucket": self.storage.checkpoints.bucket_name,
+            "RunTable": self.storage.run_table.table_name,
+            "RepositoryUri": self.image.repository.repository_uri,
+            "BuildProject": self.image.project.project_name,
+            "ExecutionRoleArn": self.roles.execution_role.role_arn,
+            "TopicArn": self.observability.topic.topic_arn,
+            "JobPrefix": settings.job_prefix,
+        }
+        for name, value in outputs.items():
+            cdk.CfnOutput(self, f"Output{name}", value=value).override_logical_id(name)

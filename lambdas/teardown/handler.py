@@ -1,0 +1,74 @@
+"""Custom resource that takes away what CloudFormation cannot: running work, jobs' records, bucket contents, log streams.
+
+It depends on every other resource of the stack, so CloudFormation deletes it first and waits for its answer. Longer
+work than one invocation may last goes on in the next one; the answer comes in any case before CloudFormation gives up.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import boto3
+from aws_lambda_powertools import Logger
+
+from lambdas.teardown import cfn
+from lambdas.teardown.steps import STEPS, Teardown
+from lambdas.teardown.targets import Targets
+
+logger = Logger(service="teardown")
+
+ANSWER_MARGIN_SECONDS = 120
+"""Kept free before CloudFormation's own limit (ServiceTimeout), for the answer."""
+INVOCATION_MARGIN_SECONDS = 60
+"""Kept free before the function's own limit, to start the next invocation."""
+CURSOR = "TeardownCursor"
+"""Key in our own event: {step, begun}; CloudFormation's events do not have it."""
+
+
+@logger.inject_lambda_context
+def handler(event: dict[str, Any], context: Any) -> None:
+    """CloudFormation's Create, Update and Delete, and our own continuation of a Delete."""
+    physical_id = event.get("PhysicalResourceId") or f"teardown-{event['ResourceProperties'].get('Stage', '')}"
+    if event["RequestType"] != "Delete":
+        cfn.answer(event, ok=True, physical_id=physical_id)
+        return
+    try:
+        _delete(event, context, physical_id)
+    except Exception as error:
+        logger.exception("teardown failed")
+        cfn.answer(event, ok=False, physical_id=physical_id, reason=f"{type(error).__name__}: {error}")
+
+
+def _delete(event: dict[str, Any], context: Any, physical_id: str) -> None:
+    targets = Targets.model_validate(event["ResourceProperties"])
+    cursor = event.get(CURSOR) or {"step": 0, "begun": time.time()}
+    answer_by = cursor["begun"] + targets.service_timeout_seconds - ANSWER_MARGIN_SECONDS
+    pause_by = time.time() + context.get_remaining_time_in_millis() / 1000 - INVOCATION_MARGIN_SECONDS
+    teardown = Teardown(targets=targets, client=boto3.client, begun=cursor["begun"])
+
+    for index in range(cursor["step"], len(STEPS)):
+        step = STEPS[index]
+        while left := step(teardown, min(answer_by, pause_by)):
+            logger.info("left to do", extra={"step": step.__name__, "left": left[:10], "count": len(left)})
+            if time.time() >= answer_by:
+                reason = (
+                    f"{step.__name__}: still there after {targets.service_timeout_seconds} s: {', '.join(left[:10])}"
+                )
+                cfn.answer(event, ok=False, physical_id=physical_id, reason=f"{reason}. Run `cdk destroy` again.")
+                return
+            if time.time() >= pause_by:
+                _go_on(event, context, {"step": index, "begun": cursor["begun"]})
+                return
+            teardown.sleep(teardown.poll_seconds)
+        logger.info("done", extra={"step": step.__name__})
+    cfn.answer(event, ok=True, physical_id=physical_id)
+
+
+def _go_on(event: dict[str, Any], context: Any, cursor: dict[str, Any]) -> None:
+    boto3.client("lambda").invoke(
+        FunctionName=context.invoked_function_arn,
+        InvocationType="Event",
+        Payload=json.dumps({**event, CURSOR: cursor}).encode(),
+    )
