@@ -37,6 +37,9 @@ CATALOGUE: dict[str, str] = {
     "BTS-111": "the batch cannot be divided over the ranks",
     "BTS-112": "the price is unverified or missing",
     "BTS-113": "spot interruptions are expected to cost time",
+    "BTS-120": "the table of measurements is unreadable",
+    "BTS-121": "the table of measurements lacks a column",
+    "BTS-122": "a cell of the table of measurements is unusable",
     # 2xx: preflight facts that AWS answers
     "BTS-201": "the instance type is not allowed by the stack's settings",
     "BTS-202": "more instances than the stack's settings allow",

@@ -1,0 +1,249 @@
+"""Peak memory of one GPU, as a sum of physical terms.
+
+A training step has three moments at which memory can peak: the end of the forward pass with the loss (all saved
+activations and the logits), the backward pass of the layers (one layer recomputed or differentiated while gradients
+gather), and the optimizer step. Every moment is the sum of its terms; the peak is the largest, times what the
+allocator loses. All terms are decimal GB per GPU.
+
+Sources: activation counts after Korthikanti et al. 2022 (arXiv 2205.05198), recounted for SwiGLU, grouped queries and
+flash attention; pipeline stages after Narayanan et al. 2021 (arXiv 2104.04473); quantized copies after
+TransformerEngine's `mxfp8.rst` and issue 1880 (two copies of 1 + 1/32 byte per element).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blackwell.hardware import GB
+from blackwell.planning.configuration import Configuration
+from blackwell.planning.stacks import STACKS, MemoryConstants, Stack
+from blackwell.spec import ActivationCheckpointing, Precision
+
+CHUNKS = 8
+"""Pieces into which a chunked cross-entropy cuts the tokens."""
+
+COPY_BYTES: dict[Precision, float] = {
+    Precision.FP8: 1.0,
+    Precision.FP8_DELAYED: 1.0,
+    Precision.MXFP8: 1.0 + 1 / 32,
+    Precision.NVFP4: 0.5 + 1 / 16,
+}
+"""Bytes per element of one quantized copy, block scales included."""
+
+NVFP4_FRAGMENTATION = 3.0
+"""Reserved over allocated was 1.30 with NVFP4 where BF16 had 1.10 (NeMo on B200): three times the loss."""
+
+BLOCK_SCALED = (Precision.MXFP8, Precision.NVFP4)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Terms of the peak in GB."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    gathered: float
+    activations: float
+    quantized_weights: float
+    live_layer: float
+    logits: float
+    fixed: float
+    allocator: float
+    moment: str
+    """`loss`, `backward` or `optimizer`: when the peak is."""
+
+    @property
+    def allocated(self) -> float:
+        """Peak of what tensors take, GB (torch's `max_memory_allocated`)."""
+        return (
+            self.weights + self.gradients + self.optimizer + self.gathered + self.activations
+            + self.quantized_weights + self.live_layer + self.logits + self.fixed
+        )  # fmt: skip
+
+    @property
+    def reserved(self) -> float:
+        """Peak of what the allocator takes from the GPU, GB (torch's `max_memory_reserved`)."""
+        return self.allocated + self.allocator
+
+    def terms(self) -> dict[str, float]:
+        """Name -> GB."""
+        return {
+            "sharded weights": self.weights,
+            "gradients": self.gradients,
+            "optimizer states": self.optimizer,
+            "gathered units and reduction": self.gathered,
+            "saved activations": self.activations,
+            "quantized weight copies": self.quantized_weights,
+            "live layer": self.live_layer,
+            "loss and logits": self.logits,
+            "workspace": self.fixed,
+            "allocator": self.allocator,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one pipeline rank holds."""
+
+    layers: float
+    in_flight: float
+    """Micro batches whose activations are alive at once."""
+    embedding: bool
+    head: bool
+
+
+def stages(c: Configuration, stack: Stack) -> list[Stage]:
+    """The pipeline stages that can be the fullest: the first and the last."""
+    pp, count = c.layout.pipeline, c.shape.num_hidden_layers
+    if pp == 1:
+        return [Stage(count, 1, embedding=True, head=True)]
+    micro_batches = max(1.0, c.accumulation)
+    if stack.pipeline_split == "by_cost":
+        first, last = _split_by_cost(c)
+    else:
+        first = last = count / pp
+    virtual = c.layout.virtual
+    flight = min(micro_batches, pp * (1 + (pp - 1) / (pp * virtual)) if virtual > 1 else pp)
+    return [
+        Stage(first, flight, embedding=True, head=False),
+        Stage(last, min(micro_batches, flight - pp + 1 if virtual > 1 else 1.0), embedding=False, head=True),
+    ]
+
+
+def _split_by_cost(c: Configuration) -> tuple[int, int]:
+    """Layers of the first and last stage where blocks are dealt out until a stage passes its share of the cost."""
+    s, pp = c.shape, c.layout.pipeline
+    layer = 4 * s.attention_width * s.hidden_size + 3 * s.intermediate_size * s.hidden_size
+    head = s.vocab_size * s.hidden_size
+    total = s.num_hidden_layers * layer + head
+    counts = [0] * pp
+    stage, cumulative = 0, 0.0
+    for _ in range(s.num_hidden_layers):
+        counts[stage] += 1
+        cumulative += layer
+        if cumulative > total * (stage + 1) / pp and stage < pp - 1:
+            stage += 1
+    return counts[0], counts[-1]
+
+
+def saved_bytes(c: Configuration, stack: Stack) -> tuple[float, float, float]:
+    """Bytes saved per token and layer: without checkpointing, with selective, with full. Divided by tensor ranks.
+
+    Counted per tensor that the backward pass needs, 2 bytes each: inputs of both norms, inputs of the fused QKV
+    product and of the up-projection, Q, K and V, the attention's output, gate, up and their product.
+    """
+    s, tp = c.shape, c.layout.tensor
+    h, a, kv, f = s.hidden_size, s.attention_width, s.key_value_width, s.intermediate_size
+    along = tp if c.layout.sequence_parallel else 1
+    inputs = 1 if stack.keeps_gathered_input else along
+    quantized = c.quantized_layers if c.precision.quantized and stack.saves_quantized else 0.0
+    operand = 2.0 * (1 - quantized)
+    if quantized:
+        copy = COPY_BYTES[c.precision]
+        operand += quantized * copy
+        feed_forward_operand = 2 * (1 - quantized) + quantized * copy * (2 if c.precision in BLOCK_SCALED else 1)
+    else:
+        feed_forward_operand = operand
+    ups = 2 * f if s.gated else f
+    none = (
+        2 * 2 * h / along  # inputs of the two norms
+        + operand * h / inputs  # input of QKV
+        + feed_forward_operand * h / inputs  # input of the up-projection
+        + 2 * (a + 2 * kv) / tp  # Q, K, V
+        + 2 * a / tp + (operand * a / tp if quantized else 0)  # attention output, and its quantized copy
+        + 2 * ups / tp
+        + feed_forward_operand * f / tp  # input of the down-projection
+        + (2 * h / along if c.dropout else 0)  # masks of two dropouts
+    )  # fmt: skip
+    if stack.selective == "core_attention":
+        selective = none
+    else:
+        # PyTorch's per-operator list keeps attention outputs and every second matrix product.
+        selective = 2 * (2 * h / along + (a + kv) / tp + a / tp + f / tp)
+    return none, selective, 2 * h / along
+
+
+def memory(c: Configuration, k: MemoryConstants) -> Memory:
+    """The peak of the fullest rank. `k` are the fitted constants of the configuration's stack."""
+    stack = STACKS[c.stack]
+    best: Memory | None = None
+    for stage in stages(c, stack):
+        candidate = _stage_memory(c, k, stack, stage)
+        if best is None or candidate.reserved > best.reserved:
+            best = candidate
+    assert best is not None
+    return best
+
+
+def _stage_memory(c: Configuration, k: MemoryConstants, stack: Stack, stage: Stage) -> Memory:
+    s, layout = c.shape, c.layout
+    tp, shards, zero = layout.tensor, layout.shards, layout.zero
+    layer = s.layer_parameters / tp
+    vocabulary = s.embedding_parameters / tp
+    root = (vocabulary if stage.embedding else 0) + (
+        vocabulary if stage.head and not (s.tie_word_embeddings and stage.embedding) else 0
+    )
+    count = stage.layers * layer + root
+
+    weights = stack.weight_bytes * count / (shards if zero >= 3 else 1)
+    gradients = 0.0 if c.gradients_freed else stack.gradient_bytes * count / (shards if zero >= 2 else 1)
+    optimizer = (
+        (stack.optimizer_bytes if c.optimizer_bytes is None else c.optimizer_bytes)
+        * count
+        / (shards if zero >= 1 else 1)
+    )
+
+    none, selective, full = saved_bytes(c, stack)
+    tokens = c.tokens
+    none *= k.saved
+    selective = none if stack.selective == "core_attention" else selective * k.selective
+    chosen = {
+        ActivationCheckpointing.NONE: none,
+        ActivationCheckpointing.SELECTIVE: min(none, selective),
+        ActivationCheckpointing.FULL: min(none, full),
+    }[c.checkpointing]
+    per_layer = tokens * (c.checkpointed_layers * chosen + (1 - c.checkpointed_layers) * none)
+    activations = per_layer * stage.layers * stage.in_flight
+    if c.activations_offloaded:
+        activations = per_layer * min(2.0, stage.layers)
+    recomputes = c.checkpointing is not ActivationCheckpointing.NONE
+    # One layer's tensors recomputed, and the gradients of its widest tensors; without recomputation gradients only.
+    live = tokens * k.live * (none if recomputes else 0.5 * none)
+
+    quantized = 0.0
+    if c.precision.quantized and stack.keeps_quantized_weights:
+        copies = COPY_BYTES[c.precision] * (
+            2 if c.precision in BLOCK_SCALED or c.gpu.compute_capability < (10, 0) else 1
+        )
+        layers = stage.layers if not (recomputes and zero >= 3) else min(1.0, stage.layers)
+        quantized = copies * layer * layers * c.quantized_layers
+
+    gathered = reduction = 0.0
+    if zero >= 3:
+        gathered = stack.compute_bytes * layer * (2 if c.reshard else stage.layers)
+        if stack.gathers_root:
+            gathered += stack.compute_bytes * (vocabulary if stage.head or stage.embedding else 0)
+        reduction = (stack.compute_bytes + stack.reduce_bytes) * max(layer, vocabulary if stage.head else 0)
+        if not c.reshard and layout.pipeline > 1:
+            reduction = stack.compute_bytes * (stage.layers * layer + root)
+
+    logits = 0.0
+    if stage.head and s.vocab_size and c.loss != "none":
+        each = {"full": k.logits, "compiled": 0.6 * k.logits, "chunked": k.logits / CHUNKS}[c.loss]
+        logits = tokens * s.vocab_size / tp * each + (4 * tokens * s.hidden_size if c.loss == "chunked" else 0)
+
+    held = gradients * (1.0 if c.accumulation > 1 or layout.pipeline > 1 else k.gradients)
+    moments = {
+        "loss": (held, gathered + reduction, activations, quantized, 0.0, logits),
+        "backward": (held, gathered + reduction, activations, quantized, live, 0.0),
+        "optimizer": (gradients, 0.0, 0.0, 0.0, 0.0, 0.0),
+    }
+    moment = max(moments, key=lambda name: sum(moments[name]))
+    g, ga, ac, qu, li, lo = (value / GB for value in moments[moment])
+    w, o = weights / GB, optimizer / GB
+    allocated = w + g + o + ga + ac + qu + li + lo + k.fixed_gb
+    lost = k.allocator - 1
+    if c.precision is Precision.NVFP4 and c.quantized_layers:
+        lost *= NVFP4_FRAGMENTATION
+    return Memory(w, g, o, ga, ac, qu, li, lo, k.fixed_gb, lost * allocated, moment)
