@@ -1,0 +1,212 @@
+"""The language of faults: what may go wrong on the embedded AWS, when, and to whom. A file is a JSON list of these.
+
+Where a fault has a moment, `step` is an optimizer step seen in the job's own log (at that step or later) and `second`
+counts from the start of the job's first container; with neither it happens as soon as it can.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+
+ATTEMPT_SUFFIX = re.compile(r"-a(\d+)$")  # blackwell.names.job_name
+
+
+class _Fault(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _OnJob(_Fault):
+    job: str = Field("*", description="glob on the training job's name")
+    attempt: int | None = Field(None, ge=1, description="only this attempt of a run; default: any")
+    times: int = Field(1, ge=1, description="how often it happens in all")
+
+    def concerns(self, job_name: str) -> bool:
+        """Whether the fault is meant for this job."""
+        suffix = ATTEMPT_SUFFIX.search(job_name)
+        wanted = self.attempt is None or (suffix is not None and int(suffix[1]) == self.attempt)
+        return wanted and fnmatch.fnmatchcase(job_name, self.job)
+
+
+class _Timed(_OnJob):
+    step: int | None = Field(None, ge=0)
+    second: float | None = Field(None, ge=0)
+
+    @model_validator(mode="after")
+    def _one_moment(self) -> _Timed:
+        if self.step is not None and self.second is not None:
+            raise ValueError("give step or second, not both")
+        return self
+
+
+class Interruption(_Timed):
+    """Spot capacity is taken: SIGTERM, `notice_seconds` to go, then the same job starts again on an empty disk."""
+
+    kind: Literal["interruption"]
+    notice_seconds: float = Field(120, ge=0, le=120, description="0: no notice, the host is gone at once")
+    back_after_seconds: float | None = Field(0, ge=0, description="null: capacity never comes back")
+
+
+class HostLost(_Timed):
+    """A host dies without a word; nothing more of it reaches S3. On spot the job restarts, else InternalServerError."""
+
+    kind: Literal["host_lost"]
+    during_upload: str | None = Field(None, description="glob on a checkpoint file: die while it is being uploaded")
+    host: int = Field(1, ge=1, description="1 for algo-1")
+
+
+class Kill(_Timed):
+    """SIGKILL to one process of the container."""
+
+    kind: Literal["kill"]
+    target: Literal["launcher", "worker"] = "worker"
+    rank: int = Field(0, ge=0, description="RANK of the worker")
+
+
+class Stop(_Timed):
+    """Somebody stops the training job, or the Step Functions execution of the same run."""
+
+    kind: Literal["stop"]
+    what: Literal["job", "execution"] = "job"
+
+
+class MoveClock(_Timed):
+    """The embedded AWS's clock jumps forward: deadlines, waits and billing see it, processes do not."""
+
+    kind: Literal["move_clock"]
+    by_seconds: float = Field(gt=0)
+
+
+class NoCapacity(_OnJob):
+    """There are no such instances: spot jobs wait, others fail with CapacityError."""
+
+    kind: Literal["no_capacity"]
+    tries: int | None = Field(None, ge=1, description="how many starts find none; null: all of them")
+    instance_type: str = Field("*", description="glob")
+    spot: bool | None = Field(None, description="only spot jobs, or only others; default: both")
+
+
+class OutOfMemory(_OnJob):
+    """The trainer itself raises CUDA's out-of-memory error."""
+
+    kind: Literal["out_of_memory"]
+    step: int = Field(1, ge=1)
+    size_bytes: int = Field(8 * 2**30, ge=1, description="size of the allocation that fails")
+    until_micro_batch_size: int | None = Field(
+        None, ge=1, description="happens at every start, and for every micro batch above this one"
+    )
+    rank: int = Field(0, ge=0)
+
+
+class NotANumber(_OnJob):
+    """The loss of one step is not a number."""
+
+    kind: Literal["nan"]
+    step: int = Field(ge=1)
+    rank: int = Field(0, ge=0)
+
+
+class Hang(_OnJob):
+    """One rank stops and never comes back."""
+
+    kind: Literal["hang"]
+    step: int = Field(ge=1)
+    rank: int = Field(0, ge=0)
+
+
+class SlowSave(_OnJob):
+    """Saving a checkpoint takes this much longer."""
+
+    kind: Literal["slow_save"]
+    step: int = Field(1, ge=1, description="the first save at this step or later")
+    seconds: float = Field(gt=0)
+
+
+class CheckpointFile(_OnJob):
+    """A file on its way to S3 is damaged, never arrives, arrives late, or arrives before those that belong to it."""
+
+    kind: Literal["checkpoint_file"]
+    what: Literal["damaged", "missing", "late", "out_of_order"]
+    file: str = Field("*", description="glob on the path below the checkpoint folder, e.g. step-*/MANIFEST.json")
+    seconds: float = Field(5, gt=0, description="how late")
+    times: int = Field(1, ge=1, description="how many files")
+
+
+class ApiFailure(_Fault):
+    """The nth call of an operation, and `times - 1` after it, are answered with an error."""
+
+    kind: Literal["api_error"]
+    service: str = Field("sagemaker", description="signing name: sagemaker, codebuild, ecr, states, dynamodb, ...")
+    operation: str
+    nth: int = Field(1, ge=1)
+    times: int = Field(1, ge=1)
+    code: str
+    message: str = "injected fault"
+    status: int = Field(400, ge=400, le=599)
+    after_effect: bool = Field(False, description="the call does its work and only its answer is lost (sagemaker only)")
+
+
+class LambdaKilled(_Fault):
+    """A function's process is killed when it makes its nth call of an operation, before or after the call's effect."""
+
+    kind: Literal["lambda_killed"]
+    function: str = Field(description="text that the function's name contains, whatever the case")
+    service: str = "sagemaker"
+    operation: str
+    when: Literal["before", "after"] = Field("after", description="after: only for sagemaker and codebuild")
+    nth: int = Field(1, ge=1)
+    times: int = Field(1, ge=1)
+
+
+class EventFault(_Fault):
+    """An event is lost, comes twice, comes late, or comes after the one that follows it."""
+
+    kind: Literal["event"]
+    what: Literal["lost", "doubled", "delayed", "swapped"]
+    detail_type: str = Field("SageMaker Training Job State Change", description="glob")
+    status: str = Field("*", description="glob on the detail's SecondaryStatus, or status for executions")
+    seconds: float = Field(3, gt=0, description="how late, when delayed")
+    times: int = Field(1, ge=1)
+
+
+Fault = Annotated[
+    Interruption
+    | HostLost
+    | Kill
+    | Stop
+    | MoveClock
+    | NoCapacity
+    | OutOfMemory
+    | NotANumber
+    | Hang
+    | SlowSave
+    | CheckpointFile
+    | ApiFailure
+    | LambdaKilled
+    | EventFault,
+    Field(discriminator="kind"),
+]
+Faults = TypeAdapter(list[Fault])
+IN_TRAINER = (OutOfMemory, NotANumber, Hang, SlowSave)
+"""Kinds that the trainer raises itself, told by `local.faults.in_process`."""
+TIMED = (Interruption, HostLost, Kill, Stop, MoveClock)
+
+
+def load_faults(path: Path) -> list[Fault]:
+    """The faults of a file. Raises ValueError naming every mistake, OSError when it cannot be read."""
+    return parse_faults(json.loads(path.read_text(encoding="utf-8")))
+
+
+def parse_faults(data: Any) -> list[Fault]:
+    """The faults of a decoded JSON list. Raises pydantic's ValidationError, a ValueError, naming every mistake."""
+    return Faults.validate_python(data)
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of a fault file; `schema.json` beside this module is its committed copy."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Faults", **Faults.json_schema()}
