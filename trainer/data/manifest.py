@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from blackwell.findings import Finding, FindingsError
 
 DATASET_MANIFEST = "manifest.json"
-DATASET_VERSION = 1
+DATASET_VERSION: Literal[1] = 1
 UINT16_VOCABULARY = 65_536
 """Vocabularies below this size are stored in two bytes a token, all others in four."""
 

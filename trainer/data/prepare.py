@@ -125,7 +125,7 @@ def prepare(
                 characters += len(piece.text) + len(piece.prompt or "")
             on_tokens(tokens, sum(piece.last for piece in pieces))
     finally:
-        splits = {name: split for name, writer in writers.items() if (split := writer.close())}
+        splits = {name: done for name, writer in writers.items() if (done := writer.close())}
     problems.raise_if_any()
     if "train" not in splits:
         message = "no training tokens: the inputs hold no text"
