@@ -23,6 +23,7 @@ RUN_ITEM_ATTEMPT = 0
 
 RUNS_PREFIX = "runs/"
 CONTROL_FILE = "control.json"
+CHECKPOINTS_FOLDER = "checkpoints"
 DATASETS_PREFIX = "datasets/"
 JOBS_PREFIX = "jobs/"
 """A job spec put under this prefix of the artifacts bucket starts a run."""
@@ -64,7 +65,7 @@ class RunPlaces:
     @property
     def checkpoints(self) -> str:
         """Key prefix of the checkpoints in the checkpoint bucket."""
-        return f"{self.prefix}checkpoints/"
+        return f"{self.prefix}{CHECKPOINTS_FOLDER}/"
 
     @property
     def model_output(self) -> str:

@@ -12,7 +12,7 @@ from blackwell.telemetry import METRIC_FILTER_PATTERN, METRIC_FILTERS, METRIC_NA
 from stacks.encryption import Encryption
 from stacks.permission import Permission
 from stacks.python_function import PythonFunction
-from stacks.roles import log_group_arn
+from stacks.roles import training_log_group_arn
 from stacks.settings import Settings
 
 
@@ -42,7 +42,7 @@ class Observability(Construct):
 
         A small resource creates the group where no job has run yet; nothing of ours ever deletes it.
         """
-        group_arn = log_group_arn(cdk.Stack.of(self), TRAINING_LOG_GROUP)
+        group_arn = training_log_group_arn(cdk.Stack.of(self))
         adopter = PythonFunction(
             self,
             "LogGroupAdopter",

@@ -55,7 +55,7 @@ class Roles(Construct):
     def _execution_permissions(self, encryption: Encryption, storage: Storage, image: Image) -> list[Permission]:
         stack, settings = cdk.Stack.of(self), self._settings
         data = [f"arn:{stack.partition}:s3:::{bucket}" for bucket in settings.data_buckets]
-        group = log_group_arn(stack, TRAINING_LOG_GROUP)
+        group = training_log_group_arn(stack)
         permissions = [
             Permission(
                 "ListBuckets",
@@ -175,3 +175,8 @@ def log_group_arn(stack: cdk.Stack, name: str) -> str:
     return stack.format_arn(
         service="logs", resource="log-group", resource_name=name, arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME
     )
+
+
+def training_log_group_arn(stack: cdk.Stack) -> str:
+    """ARN of the log group that all training jobs of the account share."""
+    return log_group_arn(stack, TRAINING_LOG_GROUP)

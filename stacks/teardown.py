@@ -17,7 +17,7 @@ from stacks.encryption import Encryption
 from stacks.image import Image
 from stacks.permission import Permission, key_use
 from stacks.python_function import PythonFunction
-from stacks.roles import Roles, log_group_arn
+from stacks.roles import Roles, log_group_arn, training_log_group_arn
 from stacks.settings import Settings
 from stacks.storage import Storage
 
@@ -169,7 +169,7 @@ def _data(storage: Storage, encryption: Encryption, settings: Settings) -> list[
 
 
 def _logs(stack: cdk.Stack, settings: Settings, late_groups: Sequence[str]) -> list[Permission]:
-    shared = log_group_arn(stack, TRAINING_LOG_GROUP)
+    shared = training_log_group_arn(stack)
     return [
         Permission("FindStreams", ("logs:DescribeLogStreams",), (shared, f"{shared}:*"), why=_GROUP_ARN),
         Permission(

@@ -7,12 +7,14 @@ from constructs import Construct
 
 from blackwell.names import STAGE_TAG
 from stacks.encryption import Encryption
+from stacks.functions import Functions
 from stacks.image import Image
 from stacks.observability import Observability
 from stacks.roles import Roles
 from stacks.settings import Settings
 from stacks.storage import Storage
 from stacks.teardown import Teardown
+from stacks.workflow import Workflow
 
 
 class BlackwellTrainingStack(cdk.Stack):
@@ -34,6 +36,25 @@ class BlackwellTrainingStack(cdk.Stack):
             self, "Roles", settings=settings, encryption=self.encryption, storage=self.storage, image=self.image
         )
         self.observability = Observability(self, "Observability", settings=settings, encryption=self.encryption)
+        self.functions = Functions(
+            self,
+            "Functions",
+            settings=settings,
+            encryption=self.encryption,
+            storage=self.storage,
+            image=self.image,
+            roles=self.roles,
+            topic=self.observability.topic,
+        )
+        self.workflow = Workflow(
+            self,
+            "Workflow",
+            settings=settings,
+            encryption=self.encryption,
+            storage=self.storage,
+            functions=self.functions,
+            topic=self.observability.topic,
+        )
         self.teardown = Teardown(
             self,
             "Teardown",
@@ -42,13 +63,14 @@ class BlackwellTrainingStack(cdk.Stack):
             storage=self.storage,
             image=self.image,
             roles=self.roles,
-            state_machines=[],
+            state_machines=[self.workflow.state_machine],
         )
         self._outputs(settings)
 
     def _outputs(self, settings: Settings) -> None:
         """What clients look up; the logical ids are names that other things rely on."""
         outputs = {
+            "StateMachineArn": self.workflow.state_machine.state_machine_arn,
             "ArtifactsBucket": self.storage.artifacts.bucket_name,
             "CheckpointBucket": self.storage.checkpoints.bucket_name,
             "RunTable": self.storage.run_table.table_name,
