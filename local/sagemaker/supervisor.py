@@ -47,6 +47,15 @@ def kill_all() -> None:
         time.sleep(0.01)
 
 
+def reap() -> dict[int, int]:
+    """Wait status of every child that has ended."""
+    ended = {}
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[found[0]] = found[1]
+    return ended
+
+
 def handles_sigterm(pid: int) -> bool:
     """Whether the process has a handler: the kernel gives PID 1 of a container no signal that it has none for."""
     try:
@@ -102,14 +111,9 @@ def main() -> int:
                     os.kill(first, signal.SIGTERM)
         if wake_read in ready:
             os.read(wake_read, 4096)
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, ended = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    break
-                if pid == first:
-                    status = ended
+        status = reap().get(first)
     kill_all()
+    reap()
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
