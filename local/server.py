@@ -185,7 +185,12 @@ class LocalAws:
 def session(endpoint: str) -> Any:
     """A boto3 session whose clients talk to `endpoint` without a proxy; retries are the caller's choice."""
     import boto3
+    import botocore.session
     from botocore.config import Config
+
+    # No profile and no file of a person: they may name what is not there, or another account.
+    unset = {name: (None, None, None, None) for name in ("profile", "config_file", "credentials_file")}
+    plain = botocore.session.Session(session_vars=unset)
 
     class LocalSession(boto3.Session):
         def client(self, service_name: str, **options: Any) -> Any:  # type: ignore[override]
@@ -195,7 +200,7 @@ def session(endpoint: str) -> Any:
             options.setdefault("endpoint_url", endpoint)
             return super().client(service_name, **options)  # type: ignore[call-overload]
 
-    return LocalSession("test", "test", region_name=REGION)
+    return LocalSession("test", "test", region_name=REGION, botocore_session=plain)
 
 
 def client(endpoint: str, service: str) -> Any:
@@ -214,6 +219,8 @@ def client_environment(endpoint: str) -> dict[str, str]:
         "AWS_REGION": REGION,
         "AWS_DEFAULT_REGION": REGION,
         "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         "CDK_DEFAULT_ACCOUNT": ACCOUNT,
         "CDK_DEFAULT_REGION": REGION,
         "NO_PROXY": ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1"))),

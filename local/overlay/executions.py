@@ -1,7 +1,7 @@
 """Step Functions executions as AWS runs them: start rules, the machine's own timeout, stop, status events.
 
 Stock ministack (1.5.33): any second start with a name is ExecutionAlreadyExists; input that is no JSON is taken as {};
-the machine's TimeoutSeconds is ignored; states go on after an abort, a nested execution survives its parent's stop,
+the machine's TimeoutSeconds is ignored; there are no AWS/States metrics; states go on after an abort, a nested execution survives its parent's stop,
 and a failed execution carries an output.
 """
 
@@ -15,6 +15,7 @@ from collections import defaultdict
 from typing import Any
 
 from ministack.core.responses import now_iso
+from ministack.services import cloudwatch
 from ministack.services import stepfunctions as sfn
 
 from local.overlay.context import OverlayContext, Response, refuse, reply
@@ -25,6 +26,15 @@ EXECUTION_NAME = re.compile(r"^[^\s<>{}\[\]?*\"#%\\^|~`$&,;:/\x00-\x1f\x7f-\x9f]
 
 PAYLOAD_BYTES = 262_144
 """Input, output and arguments of states and executions: at most 256 KiB in UTF-8."""
+
+METRICS = {
+    "RUNNING": "ExecutionsStarted",
+    "SUCCEEDED": "ExecutionsSucceeded",
+    "FAILED": "ExecutionsFailed",
+    "TIMED_OUT": "ExecutionsTimedOut",
+    "ABORTED": "ExecutionsAborted",
+}
+"""Status -> metric of namespace AWS/States."""
 
 Execution = dict[str, Any]
 
@@ -83,7 +93,8 @@ def install(context: OverlayContext, seams: Seams) -> None:
     run = seams.take(sfn, "_run_execution")
     fail = seams.take(sfn, "_fail_execution")
     add_event = seams.take(sfn, "_add_event")
-    emit = seams.take(sfn, "_emit_execution_status_event")
+    emit_event = seams.take(sfn, "_emit_execution_status_event")
+    seams.take(cloudwatch, "record_metric")
     waiting = Waiting(context)
     context.waiting = waiting
 
@@ -105,6 +116,11 @@ def install(context: OverlayContext, seams: Seams) -> None:
         if response[0] == 200:
             end_children(data["executionArn"], data)
         return response
+
+    def emit(execution: Execution) -> None:
+        metric = METRICS[execution["status"]]
+        cloudwatch.record_metric("AWS/States", metric, 1, "Count", {"StateMachineArn": execution["stateMachineArn"]})
+        emit_event(execution)
 
     def end_children(arn: str, reason: dict[str, Any]) -> None:
         for child in waiting.end(arn):
@@ -143,6 +159,7 @@ def install(context: OverlayContext, seams: Seams) -> None:
         ended = execution["status"] != "RUNNING"
         return None if ended and not event_type.startswith("Execution") else add_event(execution, event_type, details)
 
+    sfn._emit_execution_status_event = emit
     sfn._start_execution = start_execution
     sfn._stop_execution = stop_execution
     sfn._run_execution = run_execution

@@ -8,7 +8,7 @@ import importlib.util
 from local.overlay.context import OverlayContext
 from local.overlay.seams import Seams
 
-MENDED = ("control", "unknown_services", "executions", "tasks")
+MENDED = ("control", "unknown_services", "executions", "tasks", "functions", "logs", "alarms")
 """One module each under `local.overlay`, with `install(context, seams)`."""
 
 HOSTS = ("local.faults", "local.sagemaker", "local.codebuild")

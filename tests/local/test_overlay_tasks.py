@@ -1,0 +1,233 @@
+"""Task states: tokens, timeouts, heartbeats, retries, error names, history; overlay beside stock ministack."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+from overlay_helpers import ended, eventually, function, history, machine, run, start, unique
+
+from local.server import LocalAws
+
+pytestmark = pytest.mark.xdist_group("overlay")
+
+TOKEN = "{% $states.context.Task.Token %}"
+CAUGHT = {"Caught": {"Type": "Pass", "Output": "{% $states.input.Error %}", "End": True}}
+CATCH_ALL = [{"ErrorEquals": ["States.ALL"], "Next": "Caught"}]
+
+
+def _token_task(name: str, **fields: Any) -> dict[str, Any]:
+    """A lambda:invoke.waitForTaskToken task that gives the token to the function."""
+    return {
+        "Type": "Task",
+        "Resource": "arn:aws:states:::lambda:invoke.waitForTaskToken",
+        "Arguments": {"FunctionName": name, "Payload": {"token": TOKEN}},
+        "End": True,
+        **fields,
+    }
+
+
+def _inbox(aws: LocalAws) -> str:
+    url: str = aws.client("sqs").create_queue(QueueName=unique("tokens"))["QueueUrl"]
+    return url
+
+
+def _queue_task(url: str, **fields: Any) -> dict[str, Any]:
+    """A task that sends its token to a queue, from which the test answers."""
+    return {
+        "Type": "Task",
+        "Resource": "arn:aws:states:::sqs:sendMessage.waitForTaskToken",
+        "Arguments": {"QueueUrl": url, "MessageBody": TOKEN},
+        "End": True,
+        **fields,
+    }
+
+
+def _next_token(aws: LocalAws, url: str) -> str:
+    messages = eventually(lambda: aws.client("sqs").receive_message(QueueUrl=url).get("Messages"))
+    aws.client("sqs").delete_message(QueueUrl=url, ReceiptHandle=messages[0]["ReceiptHandle"])
+    return str(messages[0]["Body"])
+
+
+def _send(aws: LocalAws, call: str, token: str, **fields: str) -> str:
+    """Answer a token; the error code, or an empty string."""
+    try:
+        getattr(aws.client("stepfunctions"), call)(taskToken=token, **fields)
+    except ClientError as error:
+        return str(error.response["Error"]["Code"])
+    return ""
+
+
+def test_failing_function_fails_its_token_task(aws: LocalAws, stock: LocalAws) -> None:
+    source = "class NoJob(Exception):\n    pass\n\ndef handler(event, context):\n    raise NoJob('gone')\n"
+    found = {}
+    for server in (aws, stock):
+        task = _token_task(function(server, source), TimeoutSeconds=2, Catch=CATCH_ALL)
+        found[server] = run(server, {"Wait": task, **CAUGHT})["output"]
+    assert json.loads(found[aws]) == "NoJob"
+    assert json.loads(found[stock]) == "States.Timeout"
+
+
+def test_function_may_answer_its_own_token(aws: LocalAws) -> None:
+    source = (
+        "import boto3\n"
+        "def handler(event, context):\n"
+        "    boto3.client('stepfunctions').send_task_success(taskToken=event['token'], output='{\"early\": true}')\n"
+        "    raise ValueError('too late to matter')\n"
+    )
+    described = run(aws, {"Wait": _token_task(function(aws, source))})
+    assert json.loads(described["output"]) == {"early": True}
+
+
+def test_heartbeat_that_stays_away(aws: LocalAws, stock: LocalAws) -> None:
+    errors = {}
+    for server in (aws, stock):
+        task = _queue_task(_inbox(server), HeartbeatSeconds=1, TimeoutSeconds=3, Catch=CATCH_ALL)
+        errors[server] = json.loads(run(server, {"Wait": task, **CAUGHT})["output"])
+    assert errors == {aws: "States.HeartbeatTimeout", stock: "States.Timeout"}
+
+
+def test_heartbeats_keep_a_task_alive(aws: LocalAws) -> None:
+    url = _inbox(aws)
+    execution = start(aws, machine(aws, {"Wait": _queue_task(url, HeartbeatSeconds=1)}))
+    token = _next_token(aws, url)
+    for _ in range(4):
+        time.sleep(0.4)
+        assert _send(aws, "send_task_heartbeat", token) == ""
+    _send(aws, "send_task_success", token, output='"done"')
+    assert json.loads(ended(aws, execution)["output"]) == "done"
+
+
+def test_timeout_given_as_an_expression(aws: LocalAws, stock: LocalAws) -> None:
+    errors = {}
+    for server in (aws, stock):
+        task = _queue_task(_inbox(server), TimeoutSeconds="{% $states.input.limit %}", Catch=CATCH_ALL)
+        errors[server] = ended(server, start(server, machine(server, {"Wait": task, **CAUGHT}), {"limit": 1}))
+    assert json.loads(errors[aws]["output"]) == "States.Timeout"
+    assert errors[stock]["status"] == "FAILED"
+
+
+def test_caught_timeout_can_go_back_to_the_same_state(aws: LocalAws) -> None:
+    url = _inbox(aws)
+    again = [{"ErrorEquals": ["States.Timeout"], "Output": "{% $states.input %}", "Next": "Await"}]
+    execution = start(aws, machine(aws, {"Await": _queue_task(url, TimeoutSeconds=6 * 3600, Catch=again)}))
+    first = _next_token(aws, url)
+    aws.advance_clock(6 * 3600)
+    second = _next_token(aws, url)
+    assert second != first
+    assert _send(aws, "send_task_success", first, output="1") == "TaskTimedOut"
+    assert _send(aws, "send_task_success", second, output="2") == ""
+    assert json.loads(ended(aws, execution)["output"]) == 2
+
+
+def test_token_errors(aws: LocalAws, stock: LocalAws) -> None:
+    found = {}
+    for server in (aws, stock):
+        url = _inbox(server)
+        execution = start(server, machine(server, {"Wait": _queue_task(url)}))
+        token = _next_token(server, url)
+        answers = [_send(server, "send_task_success", token, output="not json")] if server is aws else []
+        answers += [_send(server, "send_task_success", token, output="1") for _ in range(2)]
+        ended(server, execution)
+        answers.append(_send(server, "send_task_failure", token))
+        answers.append(_send(server, "send_task_success", "garbage", output="1"))
+        found[server] = answers
+    assert found[aws] == ["InvalidOutput", "", "TaskTimedOut", "TaskTimedOut", "InvalidToken"]
+    assert found[stock][-2:] == ["TaskDoesNotExist", "TaskDoesNotExist"]
+
+
+def test_every_attempt_has_its_own_token(aws: LocalAws, stock: LocalAws) -> None:
+    tokens = {}
+    for server in (aws, stock):
+        url = _inbox(server)
+        retry = [{"ErrorEquals": ["Again"], "IntervalSeconds": 1, "MaxAttempts": 1}]
+        execution = start(server, machine(server, {"Wait": _queue_task(url, Retry=retry)}))
+        first = _next_token(server, url)
+        _send(server, "send_task_failure", first, error="Again")
+        second = _next_token(server, url)
+        _send(server, "send_task_success", second, output="1")
+        assert ended(server, execution)["status"] == "SUCCEEDED"
+        tokens[server] = (first, second)
+    assert len(set(tokens[aws])) == 2
+    assert len(set(tokens[stock])) == 1
+
+
+def test_stop_closes_the_token(aws: LocalAws) -> None:
+    url = _inbox(aws)
+    execution = start(aws, machine(aws, {"Wait": _queue_task(url)}))
+    token = _next_token(aws, url)
+    aws.client("stepfunctions").stop_execution(executionArn=execution)
+    eventually(lambda: _send(aws, "send_task_success", token, output="1") == "TaskTimedOut")
+    assert history(aws, execution)[-1] == "ExecutionAborted"
+
+
+def test_parallel_output_and_variables_of_branches(aws: LocalAws, stock: LocalAws) -> None:
+    def branch(value: int) -> dict[str, Any]:
+        own = {"Type": "Pass", "Assign": {"own": value}, "Next": "Use"}
+        return {"StartAt": "Set", "States": {"Set": own, "Use": {"Type": "Pass", "Output": "{% $own %}", "End": True}}}
+
+    states = {
+        "Start": {"Type": "Pass", "Assign": {"own": 0}, "Next": "Both"},
+        "Both": {
+            "Type": "Parallel",
+            "Branches": [branch(1), branch(2)],
+            "Output": {"sum": "{% $sum($states.result) %}"},
+            "Assign": {"seen": "{% $states.result %}"},
+            "Next": "After",
+        },
+        "After": {"Type": "Pass", "Output": {"in": "{% $states.input %}", "own": "{% $own %}"}, "End": True},
+    }
+    assert json.loads(run(aws, states)["output"]) == {"in": {"sum": 3}, "own": 0}
+    assert json.loads(run(stock, states)["output"])["in"] != {"sum": 3}
+
+
+def test_what_no_one_catches(aws: LocalAws, stock: LocalAws) -> None:
+    name = {
+        server: function(server, "def handler(event, context):\n    return 'x' * 300_000\n") for server in (aws, stock)
+    }
+    for server, status in ((aws, "FAILED"), (stock, "SUCCEEDED")):
+        call = {
+            "Type": "Task",
+            "Resource": "arn:aws:states:::lambda:invoke",
+            "Arguments": {"FunctionName": name[server]},
+            "Catch": CATCH_ALL,
+            "Next": "Caught",
+        }
+        described = run(server, {"Call": call, "Caught": {"Type": "Succeed"}})
+        assert described["status"] == status
+    assert (
+        run(aws, {"Call": {**call, "Arguments": {"FunctionName": name[aws]}}, **CAUGHT})["error"]
+        == "States.DataLimitExceeded"
+    )
+
+
+def test_history_of_a_token_task(aws: LocalAws, stock: LocalAws) -> None:
+    kinds = {}
+    for server in (aws, stock):
+        task = _queue_task(_inbox(server), TimeoutSeconds=1)
+        kinds[server] = history(server, run(server, {"Wait": task})["executionArn"])
+    assert kinds[aws] == [
+        "ExecutionStarted",
+        "TaskStateEntered",
+        "TaskScheduled",
+        "TaskStarted",
+        "TaskSubmitted",
+        "TaskTimedOut",
+        "ExecutionFailed",
+    ]
+    assert "TaskTimedOut" not in kinds[stock]
+
+
+def test_throttled_function_is_retried_by_name(aws: LocalAws) -> None:
+    name = function(aws, "def handler(event, context):\n    return 1\n")
+    aws.client("lambda").put_function_concurrency(FunctionName=name, ReservedConcurrentExecutions=0)
+    call = {
+        "Type": "Task",
+        "Resource": "arn:aws:states:::lambda:invoke",
+        "Arguments": {"FunctionName": name},
+        "End": True,
+    }
+    assert run(aws, {"Call": call})["error"] == "Lambda.TooManyRequestsException"
