@@ -44,7 +44,7 @@ class Decision(BaseModel):
 
 
 def apply_overrides(spec: JobSpec, overrides: Mapping[str, Any]) -> JobSpec:
-    """The spec with changes to `training`.
+    """The spec with changes to `training`, by dotted path.
 
     Raises:
         FindingsError: the changed spec is not legal.
@@ -52,7 +52,12 @@ def apply_overrides(spec: JobSpec, overrides: Mapping[str, Any]) -> JobSpec:
     if not overrides:
         return spec
     document = spec.model_dump(mode="json", exclude_none=True, by_alias=True)
-    document["training"] |= overrides
+    for path, value in overrides.items():
+        place = document["training"]
+        *parents, last = path.split(".")
+        for name in parents:
+            place = place.setdefault(name, {})
+        place[last] = value
     return parse_job_spec(document)
 
 

@@ -20,7 +20,7 @@ from lambdas.common import checkpoints, documents, jobs
 from lambdas.common.cost import spent_usd
 from lambdas.common.environment import environment
 from lambdas.common.log import about, logger
-from lambdas.common.settle import ended
+from lambdas.common.settle import abandon, ended
 from lambdas.common.store import RunStore
 
 log = logger("assess")
@@ -72,6 +72,8 @@ def handler(event: dict[str, Any], context: object) -> dict[str, Any]:
 def _assess(store: RunStore, item: AttemptItem, launch_error: LaunchError | None) -> AttemptItem:
     job = jobs.describe(item.job_name) if launch_error is None else None
     ending = _ending(item, job, launch_error)
+    if ending.verdict is Verdict.WORKFLOW_FAILED:
+        abandon(store, item.run, ending.verdict)  # Launch may have died after it created the job
     places = RunPlaces(item.run)
     durable = checkpoints.newest_durable(environment().checkpoint_bucket, places.checkpoints)
     changes: dict[str, Any] = {

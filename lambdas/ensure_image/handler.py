@@ -25,8 +25,8 @@ log = logger("ensure_image")
 
 LEASE = timedelta(seconds=60)
 """Longer than a holder needs from the lock to StartBuild's answer."""
-POLL_SECONDS = 5
-"""While a build runs; it takes minutes."""
+POLL_SECONDS = (5, 120)
+"""Between looks at a build: an eighth of its age, within these bounds, so that hours of building stay few events."""
 
 
 class ImageEvent(BaseModel):
@@ -46,7 +46,14 @@ def handler(event: dict[str, Any], context: object) -> dict[str, Any]:
         return {"ready": True, "image": image, "build_id": request.build_id}
     build_id = _build(store, tag, request.build_id)
     log.info("waiting for a build", extra={"build_id": build_id, "tag": tag})
-    return {"ready": False, "build_id": build_id, "wait_seconds": POLL_SECONDS}
+    return {"ready": False, "build_id": build_id, "wait_seconds": _wait(build_id)}
+
+
+def _wait(build_id: str | None) -> int:
+    builds = client("codebuild").batch_get_builds(ids=[build_id])["builds"] if build_id else []
+    begun = builds[0].get("startTime") if builds else None
+    age = (utc_now() - begun).total_seconds() if begun else 0.0
+    return int(min(max(age / 8, POLL_SECONDS[0]), POLL_SECONDS[1]))
 
 
 def find_image(tag: str) -> str | None:

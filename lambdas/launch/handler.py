@@ -42,7 +42,7 @@ def handler(event: dict[str, Any], context: object) -> dict[str, Any]:
     item = store.attempt(request.run, request.attempt)
     image = _living_image(store, request.run)
     try:
-        spec = plan_attempt(documents.read_spec(request.run), item.capacity_index, item.overrides).resolved
+        spec = plan_attempt(documents.read_spec(request.run), item.capacity_index, _overrides(item)).resolved
     except FindingsError as refused:
         raise LaunchRefused(str(refused)) from None
     _keep_limits(spec.capacity[0])
@@ -55,6 +55,11 @@ def handler(event: dict[str, Any], context: object) -> dict[str, Any]:
     log.info("job created", extra={"job_name": item.job_name})
     _stop_if_orphaned(store, request, item.job_name)
     return {"job_name": item.job_name}
+
+
+def _overrides(item: AttemptItem) -> dict[str, Any]:
+    """Without a network only SageMaker's own sync reaches S3."""
+    return item.overrides | ({"checkpoint.transport": "sagemaker_sync"} if environment().network_isolation else {})
 
 
 def _living_image(store: RunStore, run: str) -> str:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from blackwell.attempt import pinned, plan_attempt
 from blackwell.findings import Finding, FindingsError, errors
 from blackwell.names import RUN_ID, job_name
+from blackwell.planning import Facts, Plan, plan_job
 from blackwell.remedy import utc_now
 from blackwell.runs import AttemptItem, AttemptStatus, RunItem, RunStatus
 from blackwell.spec import JobSpec, parse_job_spec, parse_job_spec_text
@@ -40,20 +41,20 @@ def handler(event: dict[str, Any], context: object) -> dict[str, Any]:
     request = PlanEvent.model_validate(event)
     about(log, request.run)
     try:
-        spec, plans, findings = _plan(request)
+        spec, plan, findings = _plan(request)
     except FindingsError as refused:
         return _reject(request, refused.findings)
     if errors(findings):
         return _reject(request, findings)
-    if not _record(request, spec, plans):
+    if not _record(request, spec, plan):
         return _reject(request, [*findings, _name_taken(request.run)])
     documents.write(request.run, documents.FINDINGS, [f.model_dump(mode="json") for f in findings])
     log.info("planned", extra={"findings": [f.line() for f in findings]})
     return {"accepted": True, "run": request.run, "attempt": 1, "findings": len(findings)}
 
 
-def _plan(request: PlanEvent) -> tuple[JobSpec, list[Any], list[Finding]]:
-    """The spec, one plan per capacity entry, and all findings; raises FindingsError where there is no legal spec."""
+def _plan(request: PlanEvent) -> tuple[JobSpec, Plan, list[Finding]]:
+    """The spec, its plan and all findings; raises FindingsError where there is no legal spec or no plan at all."""
     named: list[Finding] = []
     if RUN_ID.match(request.run) is None:
         named.append(
@@ -71,15 +72,24 @@ def _plan(request: PlanEvent) -> tuple[JobSpec, list[Any], list[Finding]]:
     except FindingsError as refused:
         raise FindingsError([*named, *refused.findings]) from None
     findings = named + preflight.check(spec, environment())
-    plans = []
-    overrides: dict[str, Any] = {}
-    for index in range(len(spec.capacity)):
-        plan = plan_attempt(spec, index, overrides)
-        findings += [_with_index(finding, index) for finding in plan.findings]
-        if not overrides and plan.ok:
-            overrides = pinned(plan.resolved)
-        plans.append(plan)
-    return spec, plans, _unique(findings)
+    facts = preflight.facts(spec)
+    try:
+        plan = plan_job(spec, facts)
+    except FindingsError as refused:
+        raise FindingsError(_unique([*findings, *refused.findings])) from None
+    findings += plan.findings
+    for index in range(1, len(spec.capacity)):
+        findings += _fallback_findings(spec, index, pinned(plan.resolved), facts)
+    return spec, plan, _unique(findings)
+
+
+def _fallback_findings(spec: JobSpec, index: int, overrides: dict[str, Any], facts: Facts) -> list[Finding]:
+    """What the plan for a later capacity entry says: it must be able to take over the same run."""
+    try:
+        found = plan_attempt(spec, index, overrides, facts).findings
+    except FindingsError as refused:
+        found = refused.findings
+    return [_with_index(finding, index) for finding in found]
 
 
 def _with_index(finding: Finding, index: int) -> Finding:
@@ -91,31 +101,30 @@ def _with_index(finding: Finding, index: int) -> Finding:
 
 
 def _unique(findings: list[Finding]) -> list[Finding]:
-    return list({finding.model_dump_json(): finding for finding in findings}.values())
+    return list({(f.id, f.path, f.message): f for f in findings}.values())
 
 
-def _record(request: PlanEvent, spec: JobSpec, plans: list[Any]) -> bool:
-    first = plans[0]
+def _record(request: PlanEvent, spec: JobSpec, plan: Plan) -> bool:
     item = RunItem(
         run=request.run,
         status=RunStatus.RUNNING,
         execution_arn=request.execution_arn,
         started_at=str(request.started_at),
-        plan=_plan_summary(first),
+        plan=_plan_summary(plan),
         spec=_spec_summary(spec),
     )
     store = RunStore()
     if not store.create_run(item):
         return False
     documents.write(request.run, documents.SPEC, spec.model_dump(mode="json", exclude_none=True, by_alias=True))
-    documents.write(request.run, documents.PLAN, first.model_dump(mode="json"))
+    documents.write(request.run, documents.PLAN, plan.model_dump(mode="json"))
     store.create_attempt(
         AttemptItem(
             run=request.run,
             attempt=1,
             status=AttemptStatus.PLANNED,
             job_name=job_name(environment().job_prefix, request.run, 1),
-            overrides=pinned(first.resolved),
+            overrides=pinned(plan.resolved),
             why="first attempt",
             planned_at=utc_now().isoformat(),
         )
@@ -131,7 +140,7 @@ def _spec_summary(spec: JobSpec) -> dict[str, Any]:
     return {"num_parameters": spec.shape().num_parameters, **training, "capacity": capacity}
 
 
-def _plan_summary(plan: Any) -> dict[str, Any]:
+def _plan_summary(plan: Plan) -> dict[str, Any]:
     whole = plan.model_dump(mode="json", include={"memory", "throughput", "cost"})
     return {
         part: {k: v for k, v in values.items() if isinstance(v, str | int | float | bool)}

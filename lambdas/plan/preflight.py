@@ -12,6 +12,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from blackwell.findings import Finding, Severity
 from blackwell.names import MANIFEST, RUN_ID, split_s3_uri
+from blackwell.planning import Facts, TrainingPlanFact
+from blackwell.remedy import utc_now
 from blackwell.request import data_uri
 from blackwell.spec import CapacityEntry, CapacityKind, JobSpec
 from lambdas.common.aws import client, error_code, error_message
@@ -142,6 +144,22 @@ def _checkpoints(uri: str, given: str) -> list[Finding]:
             legal="a run of this stack with a checkpoint, or the S3 URI of a checkpoint folder",
         )
     ]
+
+
+def facts(spec: JobSpec) -> Facts:
+    """What the planner can use of it: when training plans end. A plan that cannot be read has its finding already."""
+    plans: dict[str, TrainingPlanFact] = {}
+    for arn in {entry.training_plan_arn for entry in spec.capacity if entry.training_plan_arn}:
+        try:
+            plan = describe_plan(arn) or {}
+        except (ClientError, BotoCoreError):
+            continue
+        hours = (plan.get("DurationHours") or 0) * (plan.get("TotalInstanceCount") or 0)
+        fee = plan.get("UpfrontFee")
+        plans[arn] = TrainingPlanFact(
+            end_time=plan.get("EndTime"), upfront_fee=float(fee) if fee else None, instance_hours=hours or None
+        )
+    return Facts(training_plans=plans, now=utc_now())
 
 
 _quotas: dict[str, float] = {}
