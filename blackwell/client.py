@@ -24,12 +24,11 @@ import boto3
 from botocore.exceptions import ClientError
 
 from blackwell.findings import Finding, FindingsError
-from blackwell.names import JOBS_PREFIX, RUN_ID, RUN_ITEM_ATTEMPT, RunPlaces
+from blackwell.names import JOBS_PREFIX, RUN_ID, RUN_ITEM_ATTEMPT, STACK_NAME, RunPlaces
 from blackwell.runs import AttemptItem, RunItem, RunStatus, encode, key
 from blackwell.spec import JobSpec
 from blackwell.telemetry import TRAINING_LOG_GROUP, StepRecord, parse_event, parse_step
 
-STACK_NAME = "BlackwellTrainingStack"
 POLL_SECONDS = 2.0
 SILENT_STATES = frozenset({"Accepted", "ImageReady", "Remedy", "Outcome"})
 """States that take no time: choices, which nobody needs to read."""

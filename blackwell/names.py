@@ -29,6 +29,27 @@ JOBS_PREFIX = "jobs/"
 """A job spec put under this prefix of the artifacts bucket starts a run."""
 
 
+STACK_NAME = "BlackwellTrainingStack"
+"""What is typed after `cdk deploy`, whatever the stage."""
+DEFAULT_STAGE = "dev"
+PRODUCT = "blackwell"
+JOB_PREFIX_MAX = JOB_NAME_MAX // 2
+"""The other half of a job's name stays for the run."""
+
+
+def stack_name(stage: str) -> str:
+    """CloudFormation's name of the stage's stack: two stages live in one account and region."""
+    return STACK_NAME if stage == DEFAULT_STAGE else f"{STACK_NAME}-{stage}"
+
+
+def job_prefix(stage: str) -> str:
+    """First part of the name of every training job of the stage; policies, events and teardown select by it and `-`."""
+    plain = f"{PRODUCT}-{stage}"
+    if len(plain) <= JOB_PREFIX_MAX:
+        return plain
+    return f"{plain[: JOB_PREFIX_MAX - 8]}{hashlib.sha256(stage.encode()).hexdigest()[:8]}"
+
+
 def job_name(prefix: str, run: str, attempt: int) -> str:
     """The training job's name: `<prefix>-<run>-a<attempt>`, at most 63 legal characters, one to one with the run.
 

@@ -6,21 +6,14 @@ and from the default here. Anything unknown or illegal is refused with every fau
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from blackwell.findings import Finding, FindingsError, from_validation_error
-from blackwell.names import JOB_NAME_MAX
-
-STACK_NAME = "BlackwellTrainingStack"
-"""What is typed after `cdk deploy`, whatever the stage."""
-DEFAULT_STAGE = "dev"
-JOB_PREFIX_MAX = JOB_NAME_MAX // 2
-"""The other half of a job's name stays for the run."""
-PRODUCT = "blackwell"
+from blackwell.names import DEFAULT_STAGE, job_prefix, stack_name
+from blackwell.names import STACK_NAME as STACK_NAME
 
 BLACKWELL_INSTANCES = ("ml.p6-b200.48xlarge", "ml.p6-b300.48xlarge")
 REHEARSAL_INSTANCE = "ml.c7i.2xlarge"
@@ -150,15 +143,12 @@ class Settings(BaseModel):
     @property
     def job_prefix(self) -> str:
         """First part of every training job's name; IAM policies, events and teardown select by `<job_prefix>-`."""
-        plain = f"{PRODUCT}-{self.stage}"
-        if len(plain) <= JOB_PREFIX_MAX:
-            return plain
-        return f"{plain[: JOB_PREFIX_MAX - 8]}{hashlib.sha256(self.stage.encode()).hexdigest()[:8]}"
+        return job_prefix(self.stage)
 
     @property
     def stack_name(self) -> str:
         """CloudFormation's name of the stack: two stages live in one account and region."""
-        return STACK_NAME if self.stage == DEFAULT_STAGE else f"{STACK_NAME}-{self.stage}"
+        return stack_name(self.stage)
 
 
 def load_settings(context: Mapping[str, Any]) -> Settings:

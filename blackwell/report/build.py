@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -356,38 +357,36 @@ class _Figures:
     """Curves and single numbers of the final history."""
 
     def __init__(self, history: History) -> None:
-        steps: list[int] = []
-        losses: list[float] = []
-        rates: list[float] = []
-        memory: list[float] = []
-        warm: list[float] = []
-        mfu: list[float] = []
+        steps, losses, rates, memory = array("q"), array("d"), array("d"), array("d")
+        warm, mfu = array("d"), array("d")
         for start, index in history.kept():
             steps.append(start.step[index])
             losses.append(start.loss[index])
             rates.append(start.rate[index] if start.rate[index] > 0 else math.nan)
             memory.append(start.memory[index])
-            if index >= WARMUP_STEPS:
+            if index >= WARMUP_STEPS and start.rate[index] > 0:
                 warm.append(start.rate[index])
                 mfu.append(start.mfu[index])
-        finite = [loss for loss in losses if math.isfinite(loss)]
+        finite = array("d", (loss for loss in losses if math.isfinite(loss)))
         last = max((s for s in history.with_steps), key=lambda s: s.step[s.kept - 1] if s.kept else -1, default=None)
         self.steps = steps[-1] if steps else 0
         self.tokens = last.tokens[last.kept - 1] if last is not None and last.kept else 0
         self.first_loss = finite[0] if finite else None
         self.final_loss = sum(finite[-FINAL_STEPS:]) / len(finite[-FINAL_STEPS:]) if finite else None
         self.non_finite = len(losses) - len(finite)
-        usable = [rate for rate in warm if rate > 0]
+        usable = warm
         without = f"without the first {WARMUP_STEPS} after each start"
         if not usable:
-            usable, without = [rate for rate in rates if rate > 0], "warm-up included, the run was too short"
+            usable, without = (
+                array("d", (rate for rate in rates if rate > 0)),
+                "warm-up included, the run was too short",
+            )
         self.tokens_per_second = median(usable) if usable else None
         self.method = f"median of {len(usable)} logged steps, all ranks together, {without}" if usable else ""
-        known = [value for value in mfu if math.isfinite(value)]
+        known = array("d", (value for value in mfu if math.isfinite(value)))
         self.mfu_percent = median(known) if known else None
         self.peak_tflops = next((s.peak_tflops for s in reversed(history.starts) if s.peak_tflops), None)
-        peaks = [m for s in history.starts for m in s.memory if math.isfinite(m)]
-        self.memory_peak_gb = max(peaks) if peaks else None
+        self.memory_peak_gb = max((m for s in history.starts for m in s.memory if math.isfinite(m)), default=None)
         half_life = max(2.0, len(steps) / SMOOTHING_SHARE)
         self.smoothing = (
             f"moving average, half-life {half_life:.0f} logged steps, shorter at the start" if steps else ""
@@ -395,7 +394,7 @@ class _Figures:
         self.loss = thin(steps, losses)
         self.smoothed = thin(steps, smooth(losses, half_life))
         self.throughput = thin(steps, rates)
-        self.memory = thin(steps, memory) if peaks else Series()
+        self.memory = thin(steps, memory)
         self.validation = _validation(history)
 
 

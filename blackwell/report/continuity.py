@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from blackwell.report.history import History, Start
 from blackwell.report.model import Continuity, Interval, Overlap
@@ -30,12 +31,11 @@ def prove(history: History, precision: str | None, checkpointed_steps: set[int])
     tokens_gapless = _check_tokens(intervals, problems)
     overlap = _overlap(starts, precision, problems)
     hashes_equal = None if not overlap.compared_hashes else overlap.equal_hashes == overlap.compared_hashes
-    seen: set[int] = set()
-    hashed = 0
+    hashes = array("Q")
     for start in starts:
         if start.hashed:
-            hashed += start.kept
-            seen.update(start.order_hash[: start.kept])
+            hashes.extend(start.order_hash[: start.kept])
+    distinct = sum(1 for _ in groupby(sorted(hashes)))
     proven = not problems
     return Continuity(
         proven=proven,
@@ -44,8 +44,8 @@ def prove(history: History, precision: str | None, checkpointed_steps: set[int])
         steps_gapless=steps_gapless,
         tokens_gapless=tokens_gapless,
         hashes_equal=hashes_equal,
-        distinct_hashes=len(seen),
-        hashed_steps=hashed,
+        distinct_hashes=distinct,
+        hashed_steps=len(hashes),
         overlap=overlap,
         overlap_statement=_overlap_statement(overlap),
         problems=problems,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 
 from blackwell.report.model import Series
@@ -10,13 +11,13 @@ from blackwell.report.model import Series
 MAX_POINTS = 1_200
 
 
-def smooth(values: Sequence[float], half_life: float) -> list[float]:
+def smooth(values: Sequence[float], half_life: float) -> array[float]:
     """Exponential moving average whose half-life grows with what has been seen, up to `half_life` values: a loss that
     falls steeply at the start is not drawn too high. Values that are not finite are passed over.
 
     After n values the half-life is min(half_life, max(1, n / 8)).
     """
-    average, seen, out = math.nan, 0, []
+    average, seen, out = math.nan, 0, array("d")
     for value in values:
         if math.isfinite(value):
             seen += 1
