@@ -60,7 +60,7 @@ class FaultEngine:
 
     def _count(self, number: int, fault: Fault) -> int:
         if isinstance(fault, IN_TRAINER):
-            return in_process.happened(number, self.markers)
+            return int(in_process.marker(number, self.markers).exists())
         return self._fired[number]
 
     def _fire(self, number: int, fault: Fault, **details: Any) -> None:

@@ -1,18 +1,7 @@
-"""Faults inside the trainer: how the host tells it what to do to itself.
+"""Faults inside the trainer: translated into what `trainer/faults.py` reads from its environment.
 
-The container gets the environment variable BLACKWELL_TEST_FAULTS, a JSON list of objects:
-
-    kind                    nan | out_of_memory | hang | slow_save
-    step                    optimizer step at which it happens
-    rank                    the rank that it happens to (not for slow_save)
-    times                   how often in all; null: every time
-    markers                 folder with one file for each time it happened; the trainer creates `<n>` (n from 1, exclusive
-                            create) before it does the thing, and does nothing once `times` files are there
-    size_bytes              out_of_memory: size of the allocation in the message
-    until_micro_batch_size  out_of_memory: only while the micro batch is larger than this
-    seconds                 slow_save: how long the save is held up
-
-The folder lies outside the job's disk, so a restart on an empty disk does not repeat a fault.
+The marker that keeps a fault from happening twice lies outside the job's disk: a restart on an empty disk, or another
+attempt, does not repeat it.
 """
 
 from __future__ import annotations
@@ -22,26 +11,25 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from local.faults.model import IN_TRAINER, Fault, OutOfMemory
+from local.faults.model import IN_TRAINER, Fault
 
 ENV_TEST_FAULTS = "BLACKWELL_TEST_FAULTS"
+_NAMES = {"size_bytes": "bytes", "until_micro_batch_size": "until_micro_batch"}
+_KINDS = {"loss_spike": "loss"}
 
 
 def encode(faults: Iterable[tuple[int, Fault]], markers: Path) -> str | None:
     """Value of ENV_TEST_FAULTS for the numbered faults of one job; None where none is for the trainer."""
     told: list[dict[str, Any]] = []
     for number, fault in faults:
-        if not isinstance(fault, IN_TRAINER):
-            continue
-        folder = markers / str(number)
-        folder.mkdir(parents=True, exist_ok=True)
-        fields = fault.model_dump(mode="json", exclude={"job", "attempt"}, exclude_none=True)
-        always = isinstance(fault, OutOfMemory) and fault.until_micro_batch_size is not None
-        told.append({**fields, "times": None if always else fault.times, "markers": str(folder)})
+        if isinstance(fault, IN_TRAINER):
+            fields = fault.model_dump(mode="json", exclude={"job", "attempt"}, exclude_none=True)
+            told.append({_NAMES.get(name, name): value for name, value in fields.items()})
+            told[-1]["kind"] = _KINDS.get(fault.kind, fault.kind)
+            told[-1]["marker"] = str(marker(number, markers))
     return json.dumps(told, separators=(",", ":")) if told else None
 
 
-def happened(number: int, markers: Path) -> int:
-    """How often the trainer did fault `number`."""
-    folder = markers / str(number)
-    return len(list(folder.iterdir())) if folder.is_dir() else 0
+def marker(number: int, markers: Path) -> Path:
+    """File that the trainer makes when it did fault `number`."""
+    return markers / f"done-{number}"

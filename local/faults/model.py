@@ -24,7 +24,6 @@ class _Fault(BaseModel):
 class _OnJob(_Fault):
     job: str = Field("*", description="glob on the training job's name")
     attempt: int | None = Field(None, ge=1, description="only this attempt of a run; default: any")
-    times: int = Field(1, ge=1, description="how often it happens in all")
 
     def concerns(self, job_name: str) -> bool:
         """Whether the fault is meant for this job."""
@@ -33,7 +32,19 @@ class _OnJob(_Fault):
         return wanted and fnmatch.fnmatchcase(job_name, self.job)
 
 
-class _Timed(_OnJob):
+class _Counted(_OnJob):
+    times: int = Field(1, ge=1, description="how often it happens in all")
+
+
+class _InTrainer(_OnJob):
+    """The trainer does it to itself: `local.faults.in_process` tells it."""
+
+    step: int = Field(1, ge=1, description="optimizer step at which it happens")
+    rank: int = Field(0, ge=0)
+    once: bool = Field(True, description="false: every time that the run comes to this step")
+
+
+class _Timed(_Counted):
     step: int | None = Field(None, ge=0)
     second: float | None = Field(None, ge=0)
 
@@ -91,50 +102,63 @@ class NoCapacity(_OnJob):
     spot: bool | None = Field(None, description="only spot jobs, or only others; default: both")
 
 
-class OutOfMemory(_OnJob):
-    """The trainer itself raises CUDA's out-of-memory error."""
+class OutOfMemory(_InTrainer):
+    """CUDA's out-of-memory error."""
 
     kind: Literal["out_of_memory"]
-    step: int = Field(1, ge=1)
     size_bytes: int = Field(8 * 2**30, ge=1, description="size of the allocation that fails")
     until_micro_batch_size: int | None = Field(
-        None, ge=1, description="happens at every start, and for every micro batch above this one"
+        None, ge=1, description="from `step` on, again and again, while the micro batch is above this"
     )
-    rank: int = Field(0, ge=0)
 
 
-class NotANumber(_OnJob):
+class NotANumber(_InTrainer):
     """The loss of one step is not a number."""
 
     kind: Literal["nan"]
-    step: int = Field(ge=1)
-    rank: int = Field(0, ge=0)
 
 
-class Hang(_OnJob):
+class LossSpike(_InTrainer):
+    """The loss of one step is larger by `value`."""
+
+    kind: Literal["loss_spike"]
+    value: float = Field(100.0, gt=0)
+
+
+class Hang(_InTrainer):
     """One rank stops and never comes back."""
 
     kind: Literal["hang"]
-    step: int = Field(ge=1)
-    rank: int = Field(0, ge=0)
 
 
-class SlowSave(_OnJob):
-    """Saving a checkpoint takes this much longer."""
+class Error(_InTrainer):
+    """The training code raises an exception, as bad code or bad data does."""
 
-    kind: Literal["slow_save"]
-    step: int = Field(1, ge=1, description="the first save at this step or later")
+    kind: Literal["error"]
+    message: str = "injected error"
+
+
+class SlowStep(_InTrainer):
+    """Every step from this one on takes this much longer."""
+
+    kind: Literal["slow_step"]
     seconds: float = Field(gt=0)
 
 
-class CheckpointFile(_OnJob):
+class SlowSave(_InTrainer):
+    """Every save from this step on takes this much longer."""
+
+    kind: Literal["slow_save"]
+    seconds: float = Field(gt=0)
+
+
+class CheckpointFile(_Counted):
     """A file on its way to S3 is damaged, never arrives, arrives late, or arrives before those that belong to it."""
 
     kind: Literal["checkpoint_file"]
     what: Literal["damaged", "missing", "late", "out_of_order"]
     file: str = Field("*", description="glob on the path below the checkpoint folder, e.g. step-*/MANIFEST.json")
     seconds: float = Field(5, gt=0, description="how late")
-    times: int = Field(1, ge=1, description="how many files")
 
 
 class ApiFailure(_Fault):
@@ -183,7 +207,10 @@ Fault = Annotated[
     | NoCapacity
     | OutOfMemory
     | NotANumber
+    | LossSpike
     | Hang
+    | Error
+    | SlowStep
     | SlowSave
     | CheckpointFile
     | ApiFailure
@@ -192,8 +219,8 @@ Fault = Annotated[
     Field(discriminator="kind"),
 ]
 Faults = TypeAdapter(list[Fault])
-IN_TRAINER = (OutOfMemory, NotANumber, Hang, SlowSave)
-"""Kinds that the trainer raises itself, told by `local.faults.in_process`."""
+IN_TRAINER = (OutOfMemory, NotANumber, LossSpike, Hang, Error, SlowStep, SlowSave)
+"""Kinds that the trainer does to itself."""
 TIMED = (Interruption, HostLost, Kill, Stop, MoveClock)
 
 

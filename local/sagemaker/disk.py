@@ -14,8 +14,8 @@ LOOPBACK_INTERFACE = "lo"
 
 
 def host_names(count: int) -> list[str]:
-    """Names of a job's hosts. Several are loopback addresses, which is what `algo-n` cannot be outside SageMaker."""
-    return ["algo-1"] if count == 1 else [f"127.0.0.{n}" for n in range(1, count + 1)]
+    """Names of a job's hosts, as SageMaker has them."""
+    return [f"algo-{n}" for n in range(1, count + 1)]
 
 
 class Disk:

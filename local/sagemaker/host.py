@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import queue
+import socket
 import sys
 import threading
 import time
@@ -45,6 +46,8 @@ CAPACITY_ERROR = (
 )
 SPOT_RETRYING = "Insufficient capacity error from EC2 while launching instances, retrying!"
 INTERNAL_ERROR = "InternalServerError: We encountered an internal error. Please try again."
+ENV_RENDEZVOUS = "BLACKWELL_RENDEZVOUS"
+"""Where hosts that share one machine meet (trainer/hosts.py): outside SageMaker nothing resolves `algo-1`."""
 ENV_PLAN_END = "SAGEMAKER_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP"
 
 
@@ -130,6 +133,7 @@ class JobRun:
         self.starts = 0
         self.plan = self._plan()
         self._log_epoch = 0
+        self._rendezvous = ""
         self._log_gate = threading.Lock()
 
     def run(self) -> None:
@@ -234,6 +238,7 @@ class JobRun:
             if end := self._stopped_while_waiting():
                 return end
             self.job.transition(Status.IN_PROGRESS, "Training")
+            self._rendezvous = f"127.0.0.1:{_free_port()}"
             containers = [self._container(start, index, disk) for index, disk in enumerate(disks)]
             codes, ending = self._attend(start, containers, syncs)
             return self._wind_up(disks, syncs, codes, ending)
@@ -320,6 +325,8 @@ class JobRun:
             ENV_ML_ROOT: str(disk.root),
             **self.host.faults.trainer_environment(self.job.name),
         }
+        if self.job.instance_count > 1:
+            environment[ENV_RENDEZVOUS] = self._rendezvous
         if self.plan is not None and (window := self.plan.window(self.clock.now())):
             environment[ENV_PLAN_END] = str(int(window[1] * 1000))
         return environment
@@ -479,6 +486,16 @@ def request_stop(job: Job) -> None:
     job.stop_requested.set()
     job._context.clock.notify()
     job.commands.put(None)
+
+
+def _free_port() -> int:
+    """A port that is free now, and the one below it too: the hosts' store and rank 0 listen there."""
+    while True:
+        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            second.bind(("127.0.0.1", port - 1))
+            return port
 
 
 def _variable(process: psutil.Process, name: str) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 from local.docker_shim.docker import PRIVILEGED_ENV, WORK_DIR_ENV
 from local.server import ACCOUNT, PROJECT, REGION, LocalAws
 
-STUB = '''
+STUB = """
 import json, os, pathlib, signal, sys, time
 
 root = pathlib.Path(os.environ["BLACKWELL_ML_ROOT"])
@@ -74,7 +74,7 @@ if "exit_code" in settings:
     sys.exit(int(settings["exit_code"]))
 if first:
     (root / "model" / "weights.txt").write_text("trained")
-'''
+"""
 
 DOCKERFILE = """\
 FROM public.ecr.aws/docker/library/python:3.11

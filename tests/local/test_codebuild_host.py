@@ -58,8 +58,18 @@ class Builds:
         self.name = f"build-{uuid.uuid4().hex[:8]}"
         self.ecr.create_repository(repositoryName=self.name, imageTagMutability="IMMUTABLE")
         self.s3.create_bucket(Bucket=self.name)
-        self.source({"Dockerfile": DOCKERFILE, "app/__main__.py": "import os, sys; print('app', os.environ['FLAVOUR'], sys.argv[1])"})
-        variables = {"REGISTRY": REGISTRY, "REPOSITORY": self.name, "IMAGE": f"{REGISTRY}/{self.name}:1", "FLAVOUR": "sour"}
+        self.source(
+            {
+                "Dockerfile": DOCKERFILE,
+                "app/__main__.py": "import os, sys; print('app', os.environ['FLAVOUR'], sys.argv[1])",
+            }
+        )
+        variables = {
+            "REGISTRY": REGISTRY,
+            "REPOSITORY": self.name,
+            "IMAGE": f"{REGISTRY}/{self.name}:1",
+            "FLAVOUR": "sour",
+        }
         self.codebuild.create_project(
             name=self.name,
             source={"type": "S3", "location": f"{self.name}/source.zip", "buildspec": buildspec},
