@@ -1,7 +1,8 @@
 """Custom resource that takes away what CloudFormation cannot: running work, jobs' records, bucket contents, log streams.
 
 It depends on every other resource of the stack, so CloudFormation deletes it first and waits for its answer. Longer
-work than one invocation may last goes on in the next one; the answer comes in any case before CloudFormation gives up.
+work than one invocation may last goes on in the next one; the answer comes in any case before CloudFormation gives up:
+nothing but the standard library is imported before there is someone to answer.
 """
 
 from __future__ import annotations
@@ -10,14 +11,7 @@ import json
 import time
 from typing import Any
 
-import boto3
-from aws_lambda_powertools import Logger
-
 from lambdas.teardown import cfn
-from lambdas.teardown.steps import STEPS, Teardown
-from lambdas.teardown.targets import Targets
-
-logger = Logger(service="teardown")
 
 ANSWER_MARGIN_SECONDS = 120
 """Kept free before CloudFormation's own limit (ServiceTimeout), for the answer."""
@@ -27,7 +21,6 @@ CURSOR = "TeardownCursor"
 """Key in our own event: {step, begun}; CloudFormation's events do not have it."""
 
 
-@logger.inject_lambda_context
 def handler(event: dict[str, Any], context: Any) -> None:
     """CloudFormation's Create, Update and Delete, and our own continuation of a Delete."""
     physical_id = event.get("PhysicalResourceId") or f"teardown-{event['ResourceProperties'].get('Stage', '')}"
@@ -35,13 +28,23 @@ def handler(event: dict[str, Any], context: Any) -> None:
         cfn.answer(event, ok=True, physical_id=physical_id)
         return
     try:
-        _delete(event, context, physical_id)
+        answered = _delete(event, context)
     except Exception as error:
-        logger.exception("teardown failed")
         cfn.answer(event, ok=False, physical_id=physical_id, reason=f"{type(error).__name__}: {error}")
+        raise
+    if answered is not None:
+        cfn.answer(event, ok=not answered, physical_id=physical_id, reason=answered)
 
 
-def _delete(event: dict[str, Any], context: Any, physical_id: str) -> None:
+def _delete(event: dict[str, Any], context: Any) -> str | None:
+    """Empty text when all is gone, what is left when time is up, None when another invocation goes on."""
+    import boto3
+    from aws_lambda_powertools import Logger
+
+    from lambdas.teardown.steps import STEPS, Teardown
+    from lambdas.teardown.targets import Targets
+
+    logger = Logger(service="teardown")
     targets = Targets.model_validate(event["ResourceProperties"])
     cursor = event.get(CURSOR) or {"step": 0, "begun": time.time()}
     answer_by = cursor["begun"] + targets.service_timeout_seconds - ANSWER_MARGIN_SECONDS
@@ -49,26 +52,19 @@ def _delete(event: dict[str, Any], context: Any, physical_id: str) -> None:
     teardown = Teardown(targets=targets, client=boto3.client, begun=cursor["begun"])
 
     for index in range(cursor["step"], len(STEPS)):
-        step = STEPS[index]
-        while left := step(teardown, min(answer_by, pause_by)):
-            logger.info("left to do", extra={"step": step.__name__, "left": left[:10], "count": len(left)})
+        name = STEPS[index].__name__
+        while left := STEPS[index](teardown, min(answer_by, pause_by)):
+            logger.info("left to do", extra={"step": name, "left": left[:10], "count": len(left)})
             if time.time() >= answer_by:
-                reason = (
-                    f"{step.__name__}: still there after {targets.service_timeout_seconds} s: {', '.join(left[:10])}"
-                )
-                cfn.answer(event, ok=False, physical_id=physical_id, reason=f"{reason}. Run `cdk destroy` again.")
-                return
+                what = ", ".join(left[:10])
+                return f"{name}: after {targets.service_timeout_seconds} s there still is: {what}. Destroy once more."
             if time.time() >= pause_by:
-                _go_on(event, context, {"step": index, "begun": cursor["begun"]})
-                return
+                boto3.client("lambda").invoke(
+                    FunctionName=context.invoked_function_arn,
+                    InvocationType="Event",
+                    Payload=json.dumps({**event, CURSOR: {"step": index, "begun": cursor["begun"]}}).encode(),
+                )
+                return None
             teardown.sleep(teardown.poll_seconds)
-        logger.info("done", extra={"step": step.__name__})
-    cfn.answer(event, ok=True, physical_id=physical_id)
-
-
-def _go_on(event: dict[str, Any], context: Any, cursor: dict[str, Any]) -> None:
-    boto3.client("lambda").invoke(
-        FunctionName=context.invoked_function_arn,
-        InvocationType="Event",
-        Payload=json.dumps({**event, CURSOR: cursor}).encode(),
-    )
+        logger.info("done", extra={"step": name})
+    return ""
