@@ -24,6 +24,8 @@ from local.server import LocalAws
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "demo"
+ASSEMBLY = OUT / "cdk.out"
+"""Synthesised once; its own folder, so that another synth at the same time does not take it away."""
 JOB = ROOT / "examples" / "jobs" / "tiny-cpu.json"
 INTERRUPT_AT_STEP = 80
 LOSS_RATIO = 0.8
@@ -65,13 +67,13 @@ def _run(result: DemoResult, console: Console) -> None:
         aws.start()
     try:
         with result.stage("bootstrap"):
-            cdk(["synth", "--quiet", STACK], root=ROOT, environment=aws.environment, log=OUT / "cdk.log")
-            cdk(["bootstrap", "-a", "cdk.out"], root=ROOT, environment=aws.environment, log=OUT / "cdk.log")
+            cdk(["synth", "--quiet", "--output", str(ASSEMBLY), STACK], root=ROOT, environment=aws.environment, log=OUT / "cdk.log")
+            cdk(["bootstrap", "--app", str(ASSEMBLY)], root=ROOT, environment=aws.environment, log=OUT / "cdk.log")
         before = inventory.take(aws.client)
         say(f"cdk deploy {STACK}")
         with result.stage("deploy"):
             cdk(
-                ["deploy", STACK, "-a", "cdk.out", "--require-approval", "never"],
+                ["deploy", STACK, "--app", str(ASSEMBLY), "--require-approval", "never"],
                 root=ROOT,
                 environment=aws.environment,
                 log=OUT / "cdk.log",
@@ -84,7 +86,7 @@ def _run(result: DemoResult, console: Console) -> None:
         say("cdk destroy")
         with result.stage("destroy"):
             cdk(
-                ["destroy", STACK, "-a", "cdk.out", "--force"],
+                ["destroy", STACK, "--app", str(ASSEMBLY), "--force"],
                 root=ROOT,
                 environment=aws.environment,
                 log=OUT / "cdk.log",
