@@ -189,7 +189,7 @@ def session(endpoint: str) -> Any:
     from botocore.config import Config
 
     # No profile and no file of a person: they may name what is not there, or another account.
-    unset = {name: (None, None, None, None) for name in ("profile", "config_file", "credentials_file")}
+    unset = dict.fromkeys(("profile", "config_file", "credentials_file"), (None, None, None, None))
     plain = botocore.session.Session(session_vars=unset)
 
     class LocalSession(boto3.Session):

@@ -36,6 +36,9 @@ SECRET_KEY = "test"  # noqa: S105 - any key is accepted on this server
 MARKER_ENV = "LOCAL_AWS_ID"
 """Set in the server's environment and inherited by everything it starts; `down` ends every process that carries it."""
 
+DEFAULT_INSTANCE_LIMIT = 20
+"""Quota of every instance type and use of a training job, unless `OverlayContext.limits` says otherwise."""
+
 Response = tuple[int, dict[str, str], bytes]
 Handler = Callable[[str, str, dict[str, str], bytes, dict[str, Any]], Awaitable[Response]]
 """ministack's service handler: (method, path, headers, body, query parameters) -> (status, headers, body)."""
@@ -66,6 +69,8 @@ class OverlayContext:
     routes: dict[tuple[str, str], Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
     interceptors: list[Callable[[Any], Response | None]] = field(default_factory=list)
     """See `gateway.Interceptor`: called before every API request."""
+    limits: dict[str, int] = field(default_factory=dict)
+    """Service quotas that differ from `DEFAULT_INSTANCE_LIMIT`, by name: `ml.c7i.2xlarge for training job usage`."""
     waiting: Any = None
     """`executions.Waiting`, once installed."""
     _stop_hooks: list[Callable[[], None]] = field(default_factory=list)

@@ -8,7 +8,21 @@ import importlib.util
 from local.overlay.context import OverlayContext
 from local.overlay.seams import Seams
 
-MENDED = ("control", "unknown_services", "executions", "tasks", "functions", "logs", "alarms")
+MENDED = (
+    "control",
+    "unknown_services",
+    "executions",
+    "tasks",
+    "state_logs",
+    "functions",
+    "logs",
+    "alarms",
+    "event_targets",
+    "buckets",
+    "tables",
+    "stack_deletion",
+    "account",
+)
 """One module each under `local.overlay`, with `install(context, seams)`."""
 
 HOSTS = ("local.faults", "local.sagemaker", "local.codebuild")
