@@ -29,6 +29,8 @@ ARCHITECTURE = "x86_64"
 PLATFORMS = ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34")
 """Tags that Amazon Linux 2023 (glibc 2.34) runs."""
 
+FORMAT = 2
+"""To be raised when this module puts the wheels together in another way."""
 OWN_CODE = ("lambdas", "blackwell")
 _SKIP = shutil.ignore_patterns("__pycache__", "*.pyc", "*.pyi", "requirements.*", ".mypy_cache", "tests")
 
@@ -50,7 +52,7 @@ def pip_arguments(target: Path) -> list[str]:
 
 def lock_digest() -> str:
     """SHA-256 of all that decides which wheels are installed: the lock file, Python, platform."""
-    what = f"{PYTHON}|{ARCHITECTURE}|{PLATFORMS}|".encode()
+    what = f"{FORMAT}|{PYTHON}|{ARCHITECTURE}|{PLATFORMS}|".encode()
     return hashlib.sha256(what + REQUIREMENTS.read_bytes()).hexdigest()
 
 
@@ -77,13 +79,14 @@ def build_wheels() -> Path:
 
 
 def _drop_unused(target: Path) -> None:
-    """Scripts carry the building machine's paths, RECORD lists them; neither is used in a function."""
+    """Drops what carries the building machine's paths and is not used in a function; RECORD then lists what is left."""
     shutil.rmtree(target / "bin", ignore_errors=True)
-    for record in target.glob("*.dist-info/RECORD"):
-        record.unlink()
     for name in ("INSTALLER", "REQUESTED", "direct_url.json"):
         for file in target.glob(f"*.dist-info/{name}"):
             file.unlink()
+    for record in target.glob("*.dist-info/RECORD"):
+        lines = record.read_text().splitlines(keepends=True)
+        record.write_text("".join(line for line in sorted(lines) if (target / line.split(",")[0].strip('"')).exists()))
 
 
 @dataclass(frozen=True, slots=True)
