@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from blackwell.names import STAGE_TAG
@@ -99,7 +100,9 @@ def offerings(
         request["StartTimeAfter"] = after
     answer = client("sagemaker").search_training_plan_offerings(**request)
     found = [_offering(item) for item in answer.get("TrainingPlanOfferings", [])]
-    return sorted(found, key=lambda o: (o.upfront is None, o.upfront or 0.0, o.starts or datetime.max.replace(tzinfo=UTC)))
+    return sorted(
+        found, key=lambda o: (o.upfront is None, o.upfront or 0.0, o.starts or datetime.max.replace(tzinfo=UTC))
+    )
 
 
 def _offering(item: Mapping[str, Any]) -> Offering:
@@ -166,6 +169,7 @@ def leftovers(client: ClientFactory, stack: str, stage: str, job_prefix: str) ->
         "log group": lambda: _log_groups(client, stack, job_prefix),
         "log stream of a job": lambda: _streams(client, job_prefix),
         "metric filter": lambda: _filters(client, stack, job_prefix),
+        **_lower_case(client, stack, stage),
     } | {
         kind: _named(client, kind, service, operation, key, field, (stack, job_prefix), bills)
         for kind, service, operation, key, field, bills in _NAMED
@@ -181,8 +185,6 @@ def leftovers(client: ClientFactory, stack: str, stage: str, job_prefix: str) ->
 
 _NAMED: tuple[tuple[str, str, str, str, str | None, bool], ...] = (
     ("role", "iam", "list_roles", "Roles", "RoleName", False),
-    ("bucket", "s3", "list_buckets", "Buckets", "Name", True),
-    ("repository", "ecr", "describe_repositories", "repositories", "repositoryName", True),
     ("rule", "events", "list_rules", "Rules", "Name", False),
     ("function", "lambda", "list_functions", "Functions", "FunctionName", False),
     ("table", "dynamodb", "list_tables", "TableNames", None, True),
@@ -224,18 +226,51 @@ def _named(
 
 
 def _ours(name: str, beginnings: tuple[str, str]) -> bool:
-    """CloudFormation begins physical names with the stack's name (buckets: in lower case), our own with the prefix.
+    """CloudFormation begins physical names with the stack's name, our own names begin with the stage's job prefix.
 
-    The stack's name is followed by `-` and a logical id, which begins with a capital; another stage's stack name
-    continues in lower case.
+    The stack's name is followed by `-` and a logical id, which begins with a capital or digit; another stage's stack
+    name goes on in lower case.
     """
     stack, prefix = beginnings
     if name == prefix or name.startswith(f"{prefix}-"):
         return True
-    if name.startswith(f"{stack}-"):
-        following = name[len(stack) + 1 : len(stack) + 2]
-        return following.isupper() or following.isdigit()
-    return False
+    following = name[len(stack) + 1 : len(stack) + 2]
+    return name.startswith(f"{stack}-") and (following.isupper() or following.isdigit())
+
+
+def _lower_case(client: ClientFactory, stack: str, stage: str) -> dict[str, Callable[[], Iterator[Leftover]]]:
+    """Buckets and repositories have names in lower case only, so stages cannot be told apart by name: their tag says."""
+    beginning = f"{stack.lower()}-"
+
+    def buckets() -> Iterator[Leftover]:
+        s3 = client("s3")
+        for item in pages(s3, "list_buckets", "Buckets"):
+            name = item["Name"]
+            read = partial(s3.get_bucket_tagging, Bucket=name)
+            if name.startswith(beginning) and stage in _tag(read, "TagSet", stage):
+                yield Leftover("bucket", name, bills=True)
+
+    def repositories() -> Iterator[Leftover]:
+        ecr = client("ecr")
+        for item in pages(ecr, "describe_repositories", "repositories"):
+            name = item["repositoryName"]
+            read = partial(ecr.list_tags_for_resource, resourceArn=item["repositoryArn"])
+            if name.startswith(beginning) and stage in _tag(read, "tags", stage):
+                yield Leftover("repository", name, bills=True)
+
+    return {"bucket": buckets, "repository": repositories}
+
+
+def _tag(read: Callable[[], Mapping[str, Any]], key: str, stage: str) -> set[str]:
+    """Values of the stage's tag. A thing without the tag, or whose tags may not be read, counts as ours: better one
+    line too many than a bill that nobody expects."""
+    from botocore.exceptions import ClientError
+
+    try:
+        tags = read()[key]
+    except ClientError:
+        return {stage}
+    return {tag["Value"] for tag in tags if tag["Key"] == STAGE_TAG} or {stage}
 
 
 def _tagged(client: ClientFactory, stage: str) -> Iterator[Leftover]:

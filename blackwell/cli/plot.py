@@ -77,9 +77,7 @@ def _braille(grid: list[list[bool]], columns: int, height: int) -> list[str]:
     for row in range(height):
         text = ""
         for column in range(columns):
-            bits = sum(
-                _DOTS[r][c] for r in range(4) for c in range(2) if grid[row * 4 + r][column * 2 + c]
-            )
+            bits = sum(_DOTS[r][c] for r in range(4) for c in range(2) if grid[row * 4 + r][column * 2 + c])
             text += chr(0x2800 + bits) if bits else " "
         rows.append(text)
     return rows

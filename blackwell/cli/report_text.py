@@ -77,7 +77,12 @@ def _figures(report: RunReport) -> Table:
         ),
         ("validation", f"{report.final_validation_loss:.4f}" if report.final_validation_loss is not None else ""),
         ("tokens/s", f"{report.tokens_per_second:,.0f}" if report.tokens_per_second is not None else ""),
-        ("MFU", f"{report.mfu_percent:.1f} % of {report.peak_tflops:,.0f} TFLOPS" if report.mfu_percent and report.peak_tflops else ""),
+        (
+            "MFU",
+            f"{report.mfu_percent:.1f} % of {report.peak_tflops:,.0f} TFLOPS"
+            if report.mfu_percent and report.peak_tflops
+            else "",
+        ),
         ("goodput", percent(report.goodput.goodput) if report.goodput.goodput is not None else ""),
         ("wall clock", duration(report.wall_seconds) if report.wall_seconds is not None else ""),
         ("memory", f"{report.memory_peak_gb:.1f} GB" if report.memory_peak_gb is not None else ""),
@@ -120,7 +125,13 @@ def _curve(
 
 def _restarts(report: RunReport) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for head, right in (("what happened", False), ("went on from", True), ("steps lost", True), ("time lost", True), ("money lost", True)):
+    for head, right in (
+        ("what happened", False),
+        ("went on from", True),
+        ("steps lost", True),
+        ("time lost", True),
+        ("money lost", True),
+    ):
         table.add_column(head, justify="right" if right else "left")
     for restart in report.restarts:
         words = RESTART_WORDS.get(restart.kind, restart.kind)

@@ -1,0 +1,112 @@
+"""`python -m blackwell submit JOB.json`: plan, show the cost, ask, start, follow."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from blackwell.cli.common import (
+    REFUSED,
+    STAGE,
+    AsJson,
+    Profile,
+    Region,
+    Stage,
+    aws_errors,
+    connect,
+    fail,
+    money,
+    print_json,
+    refuse,
+)
+from blackwell.findings import FindingsError
+from blackwell.planning import Plan, plan_job
+from blackwell.spec import JobSpec, load_job_spec
+
+app = typer.Typer(add_completion=False)
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Start without asking.")]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Start, print the run's name, do not follow.")]
+Name = Annotated[str | None, typer.Option("--run", help="Name of the run; default: the time.")]
+
+
+@app.command()
+def submit(
+    job: Annotated[Path, typer.Argument(help="Job spec, a JSON file.", metavar="JOB.json")],
+    run: Name = None,
+    yes: Yes = False,
+    detach: Detach = False,
+    stage: Stage = STAGE,
+    profile: Profile = None,
+    region: Region = None,
+    as_json: AsJson = False,
+) -> None:
+    """Plan a job, show what it costs, start its run and follow it. Ctrl-C detaches, the run goes on."""
+    try:
+        spec = load_job_spec(job)
+    except FindingsError as refused:
+        refuse(refused.findings, as_json=as_json)
+    except OSError as error:
+        fail(f"{job} cannot be read: {error.strerror or error}", REFUSED)
+    start(spec, run, yes=yes, detach=detach, stage=stage, profile=profile, region=region, as_json=as_json)
+
+
+def start(
+    spec: JobSpec,
+    run: str | None,
+    *,
+    yes: bool,
+    detach: bool,
+    stage: str,
+    profile: str | None,
+    region: str | None,
+    as_json: bool,
+) -> None:
+    """Plans, asks, starts and follows; used by `resume` too."""
+    try:
+        plan = plan_job(spec)
+    except FindingsError as refused:
+        refuse(refused.findings, as_json=as_json)
+    if not plan.ok:
+        refuse(plan.findings, as_json=as_json)
+    if not as_json:
+        _show(plan)
+    if not yes:
+        _ask(plan)
+    with aws_errors():
+        client = connect(stage, profile, region)
+        try:
+            handle = client.submit(spec, run)
+        except FindingsError as refused:
+            refuse(refused.findings, as_json=as_json)
+        if as_json:
+            document = {"run": handle.run, "execution_arn": handle.execution_arn}
+            print_json(document) if detach else print(json.dumps(document), flush=True)
+        else:
+            print(f"started {handle.run}", flush=True)
+        if not detach:
+            from blackwell.cli.follow import Outlook, follow
+
+            follow(client, handle.run, Outlook.of(plan), as_json=as_json)
+
+
+def _show(plan: Plan) -> None:
+    from blackwell.cli.plan_text import plan_lines
+
+    print("\n".join(plan_lines(plan)))
+    print()
+
+
+def _ask(plan: Plan) -> None:
+    """Consent before money is spent; without a terminal there is nobody to ask."""
+    entry = plan.resolved.capacity[0]
+    cost = plan.cost.expected_usd
+    words = f"about {money(cost)}" if cost is not None else "an unknown amount (no price is known)"
+    if not sys.stdin.isatty():
+        fail(f"this run costs {words}; there is no terminal to ask on, so say --yes", REFUSED)
+    question = f"Start it on {entry.instance_count} x {entry.instance_type} for {words}?"
+    if not typer.confirm(question, default=False, err=True):
+        fail("nothing was started", REFUSED)
