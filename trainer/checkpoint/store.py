@@ -392,7 +392,9 @@ class CheckpointStore:
 
     # ------------------------------------------------------------------ loading
 
-    def load_newest(self, state_factory: Callable[[], State]) -> Loaded | None:
+    def load_newest(
+        self, state_factory: Callable[[], State], accept: Callable[[Manifest], str | None] | None = None
+    ) -> Loaded | None:
         """Loads the newest checkpoint that is whole, the same one on all ranks.
 
         Looks at this run's own checkpoints, local and in S3, then at `resume_uri`. A damaged one is passed over with
@@ -400,6 +402,8 @@ class CheckpointStore:
 
         Args:
             state_factory: makes a state to load into; called anew for each candidate.
+            accept: why a checkpoint is passed over, from its manifest alone; may raise to refuse the job. It must
+                answer alike on all ranks.
 
         Raises:
             FindingsError: BTS-411 when there are checkpoints but none can be loaded, or when S3 cannot be asked;
@@ -415,6 +419,9 @@ class CheckpointStore:
             )]) from None  # fmt: skip
         loaded: Loaded | None = None
         for candidate in candidates:
+            if accept is not None and (reason := accept(candidate.manifest)):
+                skipped.append({"folder": candidate.place, "reason": reason})
+                continue
             try:
                 state = self._load(candidate, state_factory)
             except (RankFailureError, CheckpointException) as error:
