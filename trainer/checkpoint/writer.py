@@ -127,7 +127,7 @@ class CheckpointWriter(FileSystemWriter):
         super().__init__(place, sync_files=False)  # HashingFileSystem syncs, and only what can be synced
         self.hashing = HashingFileSystem(FileSystem() if local else _s3_file_system(), fsync=local)
         self.fs = self.hashing  # type: ignore[assignment]
-        self.path = self.hashing.init_path(place)  # type: ignore[assignment]
+        self.path = self.hashing.init_path(place)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         mark = os.urandom(4).hex()

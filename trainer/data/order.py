@@ -16,7 +16,8 @@ Indices = NDArray[np.int64]
 
 _ROUNDS = 8
 _BLOCK = 4096
-"""Positions permuted at once: 32 KiB, and the cost of one call is spread over many batches."""
+"""Positions permuted at once: 32 KiB, and the cost of one call is spread over many batches. Fewer where a block would
+hold many epochs, each of which costs a call."""
 
 
 class Permutation:
@@ -66,12 +67,13 @@ class SampleOrder:
         self.seed = seed
         self.size = size
         self._epoch: tuple[int, Permutation] = (0, Permutation(seed, 0, size))
+        self._block_size = max(64, min(_BLOCK, 16 * size))
         self._block: tuple[int, Indices] = (-1, np.empty(0, np.int64))
 
     def indices(self, position: int, count: int) -> Indices:
         """Sample indices at positions position .. position+count-1; position counts from the start of the run."""
-        first, last = position // _BLOCK, (position + count - 1) // _BLOCK
-        start = position - first * _BLOCK
+        first, last = position // self._block_size, (position + count - 1) // self._block_size
+        start = position - first * self._block_size
         if first == last:
             return self._at(first)[start : start + count]
         joined = np.concatenate([self._at(block) for block in range(first, last + 1)])
@@ -81,7 +83,7 @@ class SampleOrder:
         cached, values = self._block  # one reference, so that prefetching threads never see half of a change
         if cached == block:
             return values
-        positions = np.arange(block * _BLOCK, (block + 1) * _BLOCK, dtype=np.int64)
+        positions = np.arange(block * self._block_size, (block + 1) * self._block_size, dtype=np.int64)
         epochs, within = np.divmod(positions, self.size)
         values = np.empty_like(within)
         for epoch in np.unique(epochs):
