@@ -1,7 +1,8 @@
 """S3 buckets that CloudFormation makes, as AWS makes and deletes them.
 
-Stock ministack (1.5.33) drops Tags, LifecycleConfiguration, BucketEncryption and OwnershipControls of a template, and
-deletes a bucket with everything in it, which AWS refuses.
+Stock ministack (1.5.33) drops Tags, LifecycleConfiguration, BucketEncryption and OwnershipControls of a template,
+deletes a bucket with everything in it, which AWS refuses, and refuses a write with aws:kms that names no key, for which
+AWS takes the account's own key of S3 (so does the bucket of `cdk bootstrap`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import botocore.serialize
 import botocore.session
+from ministack.core.responses import get_account_id, get_region
 from ministack.services import s3
 from ministack.services.cloudformation import provisioners
 
@@ -18,6 +20,8 @@ from local.overlay.context import OverlayContext
 from local.overlay.seams import Seams
 
 Properties = dict[str, Any]
+ENCRYPTION = "x-amz-server-side-encryption"
+ENCRYPTION_KEY = f"{ENCRYPTION}-aws-kms-key-id"
 
 
 def install(context: OverlayContext, seams: Seams) -> None:
@@ -27,6 +31,7 @@ def install(context: OverlayContext, seams: Seams) -> None:
     for name in APPLY:
         seams.take(s3, name)
     seams.take(s3, "_bucket_has_versions")
+    resolve_encryption = seams.take(s3, "_resolve_sse_write_headers")
     serialize = _serializer()
 
     def apply(bucket: str, properties: Properties) -> None:
@@ -57,7 +62,14 @@ def install(context: OverlayContext, seams: Seams) -> None:
             )
         delete(physical_id, properties)
 
+    def write_encryption(headers: dict[str, str], bucket: str) -> Any:
+        if headers.get(ENCRYPTION) == "aws:kms" and not headers.get(ENCRYPTION_KEY):
+            key = f"arn:aws:kms:{get_region()}:{get_account_id()}:alias/aws/s3"
+            headers = {**headers, ENCRYPTION_KEY: key}
+        return resolve_encryption(headers, bucket)
+
     handlers.update(create=create_bucket, update=update_bucket, delete=delete_bucket)
+    s3._resolve_sse_write_headers = write_encryption
 
 
 def _serializer() -> Callable[[str, Properties], bytes]:

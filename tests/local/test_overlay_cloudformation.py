@@ -131,6 +131,15 @@ def test_bucket_that_is_not_empty_stays(aws: LocalAws, stock: LocalAws) -> None:
     assert _delete(aws, stack) == "DELETE_COMPLETE"
 
 
+def test_write_with_the_key_of_the_account(aws: LocalAws, stock: LocalAws) -> None:
+    for server, expected in ((aws, "aws:kms"), (stock, "InvalidArgument")):
+        bucket = unique("kms")
+        server.client("s3").create_bucket(Bucket=bucket)
+        write = {"Bucket": bucket, "Key": "a", "Body": b"x", "ServerSideEncryption": "aws:kms"}
+        answer = _error_or(server.client("s3").put_object, **write)
+        assert (answer if server is stock else answer["ServerSideEncryption"]) == expected
+
+
 TABLE = {
     "Table": {
         "Type": "AWS::DynamoDB::Table",
