@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -118,6 +119,9 @@ def console(*, stderr: bool = False) -> Console:
     """A terminal; plain where there is none or NO_COLOR is set."""
     from rich.console import Console
 
+    stream = sys.stderr if stderr else sys.stdout
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")  # a terminal without Unicode shows a question mark, never a traceback
     return Console(stderr=stderr, highlight=False, soft_wrap=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,10 @@ from blackwell.report.words import duration, money
 if TYPE_CHECKING:
     from blackwell.client import Client, Progress
     from blackwell.planning import Plan
+
+
+_QUIET_SECONDS = 10.0
+"""Seconds between two step lines where the output is no terminal: a log file needs no line per step."""
 
 
 @dataclass(slots=True)
@@ -93,13 +98,14 @@ def _as_text(client: Client, run: str, outlook: Outlook) -> None:
     out = console()
     tracker = Tracker(outlook)
     if not out.is_terminal:
-        shown = 0.0
+        shown = -math.inf
         for progress in client.follow(run):
             text = tracker.text(progress)
-            now = time.monotonic()
-            if progress.kind != "step" or now - shown >= 10:  # a log file needs no line per step
-                shown = now
-                print(text, flush=True)
+            if progress.kind == "step":
+                if time.monotonic() - shown < _QUIET_SECONDS:
+                    continue
+                shown = time.monotonic()
+            print(text, flush=True)
         return
     from rich.live import Live
     from rich.text import Text

@@ -67,6 +67,8 @@ def _parts(report: RunReport, width: int, unicode: bool) -> Iterator[ConsoleRend
 
 def _figures(report: RunReport) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
     rows = [
         ("steps", f"{report.steps:,}" + (f" of {report.planned_steps:,}" if report.planned_steps else "")),
         (
@@ -132,7 +134,7 @@ def _restarts(report: RunReport) -> Table:
         ("time lost", True),
         ("money lost", True),
     ):
-        table.add_column(head, justify="right" if right else "left")
+        table.add_column(head, justify="right" if right else "left", overflow="fold")
     for restart in report.restarts:
         words = RESTART_WORDS.get(restart.kind, restart.kind)
         table.add_row(
@@ -147,10 +149,8 @@ def _restarts(report: RunReport) -> Table:
 
 def _goodput(report: RunReport, width: int, unicode: bool) -> Table:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(justify="right")
-    table.add_column()
+    for right in (False, True, True, False):
+        table.add_column(justify="right" if right else "left", overflow="fold")
     bar = "█" if unicode else "#"
     room = max(10, width - 55)
     for part in report.goodput.parts:
