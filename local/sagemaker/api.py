@@ -42,7 +42,7 @@ class SageMakerApi:
         self.plans = PlanStore(context.clock)
         self.jobs = JobStore()
         self.host = Host(context, faults, self.plans)
-        self.limits: dict[str, int] = {}
+        self.limits = context.limits  # also what Service Quotas answers
         self._operations: dict[str, Callable[[Mapping[str, Any]], Answer]] = {
             "CreateTrainingJob": self.create,
             "DescribeTrainingJob": lambda r: self._job(r["TrainingJobName"]).describe(),

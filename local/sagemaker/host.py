@@ -223,7 +223,7 @@ class JobRun:
 
     def _one_start(self) -> End:
         self.starts += 1
-        start = self.starts
+        start, self.step = self.starts, None
         self.job.start_billing()
         disks = [Disk(self.folder / f"start-{start}" / f"algo-{n}") for n in range(1, self.job.instance_count + 1)]
         syncs: list[sync.CheckpointSync] = []

@@ -62,7 +62,8 @@ for step in range(done + 1, int(settings.get("steps", "5")) + 1):
     print(f"[rank 0] loss {loss:.6f} tokens_per_second 100.000000 step {step} run stub {record}", flush=True)
     if step % int(settings.get("save_every", "5")) == 0:
         save(step)
-        old = checkpoints / f"step-{step - 2 * int(settings.get('save_every', '5')):08d}"
+        kept = int(settings.get("keep", "2")) * int(settings.get("save_every", "5"))
+        old = checkpoints / f"step-{step - kept:08d}"
         if old.is_dir():
             for file in old.iterdir():
                 file.unlink()
@@ -167,7 +168,7 @@ class StubJobs:
         """The job's description once `done(description)`."""
         deadline = time.monotonic() + seconds
         while not done(job := self.describe(name)):
-            assert time.monotonic() < deadline, (job, self.lines(name))
+            assert time.monotonic() < deadline, (job["SecondaryStatusTransitions"], self.lines(name)[-5:])
             time.sleep(0.05)
         return job
 
@@ -178,7 +179,7 @@ class StubJobs:
             for line in self.lines(name):
                 if text in line:
                     return line
-            assert time.monotonic() < deadline, (text, self.describe(name), self.lines(name))
+            assert time.monotonic() < deadline, (text, self.secondary(self.describe(name)), self.lines(name)[-5:])
             time.sleep(0.05)
 
     def streams(self, name: str) -> list[str]:
@@ -204,6 +205,12 @@ class StubJobs:
         """Keys below a prefix of the bucket, without the prefix."""
         listed = self.s3.list_objects_v2(Bucket=self.bucket, Prefix=prefix).get("Contents", [])
         return {item["Key"].removeprefix(prefix) for item in listed}
+
+    def stop_all(self) -> None:
+        """Nothing of a failed test may run into the next one."""
+        for row in self.sagemaker.list_training_jobs(StatusEquals="InProgress")["TrainingJobSummaries"]:
+            self.sagemaker.stop_training_job(TrainingJobName=row["TrainingJobName"])
+            self.wait(row["TrainingJobName"])
 
     @staticmethod
     def secondary(job: dict[str, Any]) -> list[str]:

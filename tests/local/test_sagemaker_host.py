@@ -22,9 +22,10 @@ def jobs(aws: LocalAws, tmp_path_factory: pytest.TempPathFactory) -> StubJobs:
 
 
 @pytest.fixture(autouse=True)
-def _no_faults_left(aws: LocalAws) -> Iterator[None]:
+def _nothing_left(aws: LocalAws, jobs: StubJobs) -> Iterator[None]:
     yield
-    aws.control("faults", {"faults": []})
+    aws.set_faults([])
+    jobs.stop_all()
 
 
 def _events(aws: LocalAws) -> tuple[str, str]:
