@@ -1,8 +1,9 @@
-"""What tells people about runs: topic, metric filters on the jobs' logs, alarms, dashboard."""
+"""What the rest reports to: the topic, and metric filters on the training jobs' logs."""
 
 from __future__ import annotations
 
 import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sns_subscriptions as subscriptions
@@ -33,6 +34,16 @@ class Observability(Construct):
             master_key=encryption.key,
             enforce_ssl=True,
         )
+        for service in ("cloudwatch", "events"):  # a topic policy of our own replaces the default that lets them in
+            topic.add_to_resource_policy(
+                iam.PolicyStatement(
+                    sid=f"Publish{service.capitalize()}",
+                    principals=[iam.ServicePrincipal(f"{service}.amazonaws.com")],
+                    actions=["sns:Publish"],
+                    resources=[topic.topic_arn],
+                    conditions={"StringEquals": {"aws:SourceAccount": cdk.Stack.of(self).account}},
+                )
+            )
         if self._settings.alarm_email:
             topic.add_subscription(subscriptions.EmailSubscription(self._settings.alarm_email))
         return topic

@@ -18,8 +18,8 @@ from stacks.permission import Permission, allow, key_use
 from stacks.settings import Settings
 from stacks.storage import Storage
 
-SAGEMAKER_NAMESPACES = ["/aws/sagemaker/TrainingJobs"]
-"""Namespaces in which SageMaker's agent publishes on behalf of the job."""
+SAGEMAKER_NAMESPACE = "/aws/sagemaker/TrainingJobs"
+"""CloudWatch namespace in which SageMaker's agent publishes on behalf of the job."""
 
 
 class Roles(Construct):
@@ -101,7 +101,7 @@ class Roles(Construct):
                 "Metrics",
                 ("cloudwatch:PutMetricData",),
                 ("*",),
-                conditions={"StringEquals": {"cloudwatch:namespace": SAGEMAKER_NAMESPACES}},
+                conditions={"StringEquals": {"cloudwatch:namespace": SAGEMAKER_NAMESPACE}},
                 why="The action has no resource; the condition limits it to SageMaker's own namespace.",
             ),
         ]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import aws_cdk as cdk
+from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
 from blackwell.names import STAGE_TAG
+from stacks.alarms import Alarms
+from stacks.dashboard import Dashboard
 from stacks.encryption import Encryption
 from stacks.functions import Functions
 from stacks.image import Image
@@ -55,6 +58,23 @@ class BlackwellTrainingStack(cdk.Stack):
             functions=self.functions,
             topic=self.observability.topic,
         )
+        watched = [function for function in self.node.find_all() if isinstance(function, lambda_.Function)]
+        self.alarms = Alarms(
+            self,
+            "Alarms",
+            settings=settings,
+            topic=self.observability.topic,
+            image=self.image,
+            state_machine=self.workflow.state_machine,
+            functions=watched,
+        )
+        self.dashboard = Dashboard(
+            self,
+            "Dashboard",
+            settings=settings,
+            state_machine=self.workflow.state_machine,
+            functions=watched,
+        )
         self.teardown = Teardown(
             self,
             "Teardown",
@@ -78,6 +98,7 @@ class BlackwellTrainingStack(cdk.Stack):
             "BuildProject": self.image.project.project_name,
             "ExecutionRoleArn": self.roles.execution_role.role_arn,
             "TopicArn": self.observability.topic.topic_arn,
+            "DashboardName": self.dashboard.dashboard.dashboard_name,
             "JobPrefix": settings.job_prefix,
         }
         for name, value in outputs.items():

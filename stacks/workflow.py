@@ -292,9 +292,11 @@ class Workflow(Construct):
         self.state_machine = sfn.StateMachine(
             self,
             "StateMachine",
-            definition_body=sfn.DefinitionBody.from_string(json.dumps(definition(), indent=1)),
+            # the partition as a token of the CDK's: cfn-lint takes no substitution within a task's Resource
+            definition_body=sfn.DefinitionBody.from_string(
+                json.dumps(definition(), indent=1).replace("${Partition}", cdk.Aws.PARTITION)
+            ),
             definition_substitutions={
-                "Partition": cdk.Stack.of(self).partition,
                 "Topic": topic.topic_arn,
                 **{state: function.function.function_arn for state, function in called.items()},
             },
