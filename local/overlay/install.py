@@ -20,7 +20,9 @@ MENDED = (
     "event_targets",
     "buckets",
     "tables",
+    "images",
     "stack_deletion",
+    "registry",
     "account",
 )
 """One module each under `local.overlay`, with `install(context, seams)`."""
