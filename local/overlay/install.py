@@ -22,7 +22,6 @@ MENDED = (
     "tables",
     "images",
     "stack_deletion",
-    "registry",
     "account",
 )
 """One module each under `local.overlay`, with `install(context, seams)`."""
