@@ -24,6 +24,8 @@ from blackwell.report.model import (
     CheckpointReport,
     Comparison,
     Cost,
+    MemoryTerm,
+    Notice,
     Restart,
     RunReport,
     Series,
@@ -37,6 +39,8 @@ WARMUP_STEPS = 5
 """Logged steps after each start that are left out of the throughput: compilation, first allocations, cold caches."""
 FINAL_STEPS = 10
 """Logged steps that final_loss is the mean of."""
+SPOT_NOTICE_SECONDS = 120.0
+"""From SIGTERM to SIGKILL: StopTrainingJob, MaxRuntime and EC2's notice before it takes spot capacity."""
 SMOOTHING_SHARE = 40
 """The smoothed curve's half-life is one part in this many of the logged steps, at least two."""
 
@@ -110,6 +114,8 @@ def build_run_report(inputs: RunReportInputs) -> RunReport:
         goodput=goodput,
         cost=cost,
         comparisons=_comparisons(inputs, figures, cost),
+        notice=_notice(checkpoints, history),
+        memory_terms=_memory_terms(inputs.plan),
         findings=_findings(inputs),
         loss=figures.loss,
         loss_smoothed=figures.smoothed,
@@ -342,8 +348,10 @@ def _checkpoints(inputs: RunReportInputs, history: History) -> list[CheckpointRe
         entry.tokens = _int(manifest.get("tokens"))
         entry.world_size = _int(manifest.get("world_size")) or entry.world_size
         entry.created = moment(manifest.get("created")) or entry.created
-        entry.complete = entry.in_s3 = True
-        entry.pruned = False
+        whole = bool(manifest.get("durable", True))  # a manifest whose files are not all there proves nothing
+        entry.in_s3 = whole
+        entry.complete = entry.complete or whole
+        entry.pruned = entry.pruned and not whole
     for start in history.starts:
         if start.resumed_from and start.resumed_from in found:
             found[start.resumed_from].resumed_from += 1
@@ -441,34 +449,26 @@ def _cost(inputs: RunReportInputs, attempts: list[_Attempt], restarts: list[Rest
         lost_to_restarts_usd=sum(lost) if lost else None,
         budget_usd=number(_mapping(inputs.spec.get("budget")).get("max_cost_usd")),
         usd_per_billion_tokens=spent / tokens * 1e9 if spent is not None and tokens else None,
-        predicted_usd=_predicted(inputs.plan, "cost"),
+        predicted_usd=_predicted(inputs.plan, "cost", "expected_usd"),
     )
 
 
-def _predicted(plan: Mapping[str, Any] | None, what: str) -> float | None:
+def _predicted(plan: Mapping[str, Any] | None, section: str, figure: str) -> float | None:
     """A figure of the plan's JSON; None where the plan has none."""
-    for path in _PLAN_FIGURES[what]:
-        value: Any = plan or {}
-        for key in path.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        found = number(value)
-        if found is not None and found > 0:
-            return found
-    return None
-
-
-_PLAN_FIGURES: dict[str, tuple[str, ...]] = {
-    "cost": ("cost.expected_usd",),
-    "tokens_per_second": ("throughput.tokens_per_second",),
-    "memory": ("memory.peak_reserved_gb",),
-}
+    found = number(_mapping(_mapping(plan).get(section)).get(figure))
+    return found if found is not None and found > 0 else None
 
 
 def _comparisons(inputs: RunReportInputs, figures: _Figures, cost: Cost) -> list[Comparison]:
     rows: list[Comparison] = []
     for name, unit, predicted, measured in (
-        ("throughput", "tokens/s", _predicted(inputs.plan, "tokens_per_second"), figures.tokens_per_second),
-        ("memory peak", "GB", _predicted(inputs.plan, "memory"), figures.memory_peak_gb),
+        (
+            "throughput",
+            "tokens/s",
+            _predicted(inputs.plan, "throughput", "tokens_per_second"),
+            figures.tokens_per_second,
+        ),
+        ("memory peak", "GB", _predicted(inputs.plan, "memory", "peak_gb"), figures.memory_peak_gb),
         ("cost", "USD", cost.predicted_usd, cost.total_usd),
     ):
         if predicted and measured is not None:
@@ -476,6 +476,30 @@ def _comparisons(inputs: RunReportInputs, figures: _Figures, cost: Cost) -> list
                 Comparison(name=name, unit=unit, predicted=predicted, measured=measured, ratio=measured / predicted)
             )
     return rows
+
+
+def _memory_terms(plan: Mapping[str, Any] | None) -> list[MemoryTerm]:
+    terms = _mapping(_mapping(plan).get("memory")).get("terms") or []
+    known = [(str(_mapping(t).get("name")), number(_mapping(t).get("value"))) for t in terms]
+    return [MemoryTerm(name=name, predicted_gb=value) for name, value in known if value]
+
+
+def _notice(checkpoints: list[CheckpointReport], history: History) -> Notice | None:
+    saves = [c.save_seconds for c in checkpoints if c.save_seconds is not None]
+    if not saves:
+        return None
+    lags = [c.durable_lag_seconds for c in checkpoints if c.durable_lag_seconds is not None]
+    seconds = median(saves) + median(lags) if lags else None
+    steps = [c.step for c in checkpoints]
+    interval = max((b - a for a, b in pairwise(sorted({0, *steps}))), default=0)
+    per_step = [s.seconds[i] for s in history.with_steps for i in range(WARMUP_STEPS, s.kept) if s.seconds[i] > 0]
+    lag_steps = math.ceil(median(lags) / median(per_step)) if lags and per_step else 0
+    return Notice(
+        seconds=seconds,
+        limit_seconds=SPOT_NOTICE_SECONDS,
+        fits=None if seconds is None else seconds <= SPOT_NOTICE_SECONDS,
+        steps_at_risk=interval + lag_steps,
+    )
 
 
 def _findings(inputs: RunReportInputs) -> list[Finding]:

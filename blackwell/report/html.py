@@ -9,7 +9,7 @@ from statistics import median
 from blackwell.findings import Severity
 from blackwell.report import svg
 from blackwell.report.goodput import PARTS, PRODUCTIVE
-from blackwell.report.model import AttemptReport, CheckpointReport, Restart, RunReport, Transition
+from blackwell.report.model import AttemptReport, CheckpointReport, Notice, Restart, RunReport, Transition
 from blackwell.report.style import CSS
 from blackwell.report.words import RESTART_WORDS, count, duration, money, percent
 from blackwell.runs import RunStatus
@@ -45,7 +45,7 @@ def render_html(report: RunReport) -> str:
         _goodput(report),
         _cost(report),
         _comparisons(report),
-        _checkpoints(report.checkpoints),
+        _checkpoints(report),
         _findings(report),
         _footer(report),
     ]
@@ -532,12 +532,39 @@ def _comparisons(report: RunReport) -> str:
         )
         for row in report.comparisons
     ]
-    return "<h2>Planned and measured</h2>" + _table(
-        ("Figure", "Planned", "Measured", "Difference"), rows, numeric={1, 2, 3}, label="Planned and measured"
+    return (
+        "<h2>Planned and measured</h2>"
+        + _table(("Figure", "Planned", "Measured", "Difference"), rows, numeric={1, 2, 3}, label="Planned and measured")
+        + _memory(report)
     )
 
 
-def _checkpoints(checkpoints: Sequence[CheckpointReport]) -> str:
+def _memory(report: RunReport) -> str:
+    """The planned terms of a rank's memory as a bar, with what was measured marked on it."""
+    terms = [term for term in report.memory_terms if term.predicted_gb > 0]
+    if not terms or report.memory_peak_gb is None:
+        return ""
+    measured = report.memory_peak_gb
+    styles = [f"p{number % len(PARTS)}" for number in range(len(terms))]
+    chart = _both(
+        lambda identity, width: svg.bar_with_mark(
+            [(t.name, t.predicted_gb, style) for t, style in zip(terms, styles, strict=True)],
+            measured,
+            identity=identity,
+            title="Memory of a rank: planned terms and measured peak",
+            description="; ".join(f"{t.name} {t.predicted_gb:.2f} GB" for t in terms) + f"; measured {measured:.2f} GB",
+            width=width,
+            mark_label=f"measured {measured:.1f} GB",
+            tick_format=lambda value: f"{value:g} GB",
+        ),
+        "mem",
+    )
+    keys = [(style, f"{t.name} {t.predicted_gb:.2f} GB") for t, style in zip(terms, styles, strict=True)]
+    return f"<figure>{chart}<figcaption>{_keys([*keys, ('markkey', 'measured peak')])}</figcaption></figure>"
+
+
+def _checkpoints(report: RunReport) -> str:
+    checkpoints = report.checkpoints
     if not checkpoints:
         return ""
     saves = [c.save_seconds for c in checkpoints if c.save_seconds is not None]
@@ -559,7 +586,8 @@ def _checkpoints(checkpoints: Sequence[CheckpointReport]) -> str:
         notes.append(f"median time to write {duration(median(saves))}")
     if lags:
         notes.append(f"median time until durable in S3 {duration(median(lags))}, longest {duration(max(lags))}")
-    note = f'<p class="soft">{escape(_sentence("; ".join(notes)))}.</p>' if notes else ""
+    note = _notice(report.notice) if report.notice is not None else ""
+    note += f'<p class="soft">{escape(_sentence("; ".join(notes)))}.</p>' if notes else ""
     return (
         "<h2>Checkpoints</h2>"
         + _table(
@@ -571,6 +599,14 @@ def _checkpoints(checkpoints: Sequence[CheckpointReport]) -> str:
         + _left_out(len(checkpoints))
         + note
     )
+
+
+def _notice(notice: Notice) -> str:
+    risk = f"an interruption without notice costs at most {notice.steps_at_risk:,} steps"
+    if notice.seconds is None:
+        return f"<p>No checkpoint was seen to become durable; {risk}.</p>"
+    word = "so the two-minute notice is enough" if notice.fits else "which is longer than the two-minute notice"
+    return f"<p>A checkpoint is safe in S3 {duration(notice.seconds)} after it is begun, {word}; {escape(risk)}.</p>"
 
 
 def _checkpoint_state(checkpoint: CheckpointReport) -> str:

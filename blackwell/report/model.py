@@ -215,6 +215,24 @@ class Comparison(_Report):
     """measured / predicted"""
 
 
+class MemoryTerm(_Report):
+    """One term of the planned memory of a rank."""
+
+    name: str
+    predicted_gb: float
+
+
+class Notice(_Report):
+    """Whether a checkpoint can be made safe within the two minutes between a spot notice and the end."""
+
+    seconds: float | None = None
+    """Median time to write a checkpoint plus median time until every file of it was in S3."""
+    limit_seconds: float
+    fits: bool | None = None
+    steps_at_risk: int
+    """Most steps that an interruption without any notice can cost: the checkpoint interval and the durable lag."""
+
+
 class Series(_Report):
     """A curve for plotting: thinned to what a screen can show, first, last, lowest and highest of each stretch kept."""
 
@@ -271,7 +289,11 @@ class RunReport(_Report):
     continuity: Continuity
     goodput: Goodput
     cost: Cost
+    notice: Notice | None = None
+    """None before the first checkpoint."""
     comparisons: list[Comparison] = []
+    memory_terms: list[MemoryTerm] = []
+    """What the plan expected to fill the memory of a rank."""
     findings: list[Finding] = []
 
     loss: Series = Series()

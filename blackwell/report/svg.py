@@ -231,6 +231,51 @@ def stacked_bar(
     return "".join(out)
 
 
+def bar_with_mark(
+    parts: Sequence[tuple[str, float, str]],
+    mark: float,
+    *,
+    identity: str,
+    title: str,
+    description: str,
+    width: int,
+    mark_label: str,
+    tick_format: Format,
+) -> str:
+    """One bar of stacked amounts over a scale from zero, and a line across it where `mark` is.
+
+    `parts` are (label, amount, CSS class).
+    """
+    top, bar_h, height = 22, 34, 82
+    high = max(sum(amount for _label, amount, _style in parts), mark) * 1.04 or 1.0
+
+    def px(amount: float) -> float:
+        return amount / high * width
+
+    out = [_open(identity, title, description, width, height)]
+    position = 0.0
+    for label, amount, style in parts:
+        out.append(
+            f'<rect class="{style}" x="{px(position):.1f}" y="{top}" width="{px(amount):.1f}" height="{bar_h}">'
+            f"<title>{escape(f'{label}: {tick_format(round(amount, 3))}')}</title></rect>"
+        )
+        position += amount
+    x = px(mark)
+    anchor = "end" if x > width / 2 else "start"
+    out.append(
+        f'<g class="mark"><line x1="{x:.1f}" x2="{x:.1f}" y1="{top - 8}" y2="{top + bar_h + 6}"/></g>'
+        f'<text class="row" x="{x - 4 if anchor == "end" else x + 4:.1f}" y="12" text-anchor="{anchor}">'
+        f"{escape(mark_label)}</text>"
+    )
+    for tick in nice_ticks(0, high, 3 if width < 500 else 7):
+        place = "start" if tick == 0 else "end" if px(tick) > width - 24 else "middle"
+        out.append(
+            f'<text x="{px(tick):.1f}" y="{height - 6}" text-anchor="{place}">{escape(tick_format(tick))}</text>'
+        )
+    out.append("</svg>")
+    return "".join(out)
+
+
 def _open(identity: str, title: str, description: str, width: int, height: int) -> str:
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-labelledby="{identity}-t {identity}-d">'

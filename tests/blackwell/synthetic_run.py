@@ -244,6 +244,28 @@ def manifests(steps: tuple[int, ...] = (800, 900, 1000)) -> list[dict[str, Any]]
     ]
 
 
+PLAN: dict[str, Any] = {
+    "memory": {
+        "peak_gb": 126.0,
+        "terms": [
+            {"name": "sharded weights", "value": 4.0},
+            {"name": "gradients", "value": 4.0},
+            {"name": "optimizer states", "value": 8.0},
+            {"name": "saved activations", "value": 92.0},
+            {"name": "workspace", "value": 6.0},
+            {"name": "allocator", "value": 12.0},
+            {"name": "output logits", "value": 0.0},
+        ],
+    },
+    "throughput": {"tokens_per_second": 219_000.0},
+    "cost": {"expected_usd": 48.5},
+    "findings": [
+        {"id": "BTS-112", "severity": "warning", "path": "capacity.0", "message": "the price is a list price of EC2"}
+    ],
+}
+"""The parts of a plan's JSON that the report reads."""
+
+
 def eventful_run(run: str = "eightb-mxfp8-spot", **second: Any) -> RunReportInputs:
     """The whole run."""
     first, ended = out_of_memory_attempt(run, BEGIN)
@@ -251,6 +273,7 @@ def eventful_run(run: str = "eightb-mxfp8-spot", **second: Any) -> RunReportInpu
     return RunReportInputs(
         run=run,
         spec=SPEC,
+        plan=PLAN,
         attempts=[first, last],
         checkpoints=manifests(),
         item={

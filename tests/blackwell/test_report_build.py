@@ -10,6 +10,7 @@ import pytest
 from synthetic_run import (
     BEGIN,
     INTERVAL,
+    SPEC,
     STEP_SECONDS,
     TOKENS_PER_STEP,
     JobLog,
@@ -19,8 +20,10 @@ from synthetic_run import (
 )
 
 from blackwell.findings import Finding
+from blackwell.planning import plan_job
 from blackwell.report import AttemptInputs, RunReport, RunReportInputs, build_run_report
 from blackwell.report.build import FINAL_STEPS
+from blackwell.spec import parse_job_spec
 from blackwell.verdict import Verdict
 
 
@@ -194,6 +197,45 @@ def test_report_checkpoints_tell_their_lives(report: RunReport) -> None:
     assert by_step[900].in_s3
     assert by_step[900].tokens == 900 * TOKENS_PER_STEP
     assert by_step[900].bytes == 8 * 12_045_391_872
+
+
+def test_report_compares_the_plan_with_what_was_measured(report: RunReport) -> None:
+    ratios = {row.name: row.ratio for row in report.comparisons}
+    assert ratios["memory peak"] == pytest.approx(133.4 / 126.0)
+    assert ratios["throughput"] == pytest.approx(report.tokens_per_second / 219_000)
+    assert ratios["cost"] == pytest.approx(report.cost.total_usd / 48.5)
+    assert sum(term.predicted_gb for term in report.memory_terms) == pytest.approx(126.0)
+    assert [finding.id for finding in report.findings] == ["BTS-112"]
+
+
+def test_report_reads_the_real_planner() -> None:
+    spec = parse_job_spec(SPEC)
+    plan = plan_job(spec)
+    inputs = eventful_run()
+    inputs.plan = plan.model_dump(mode="json", by_alias=True)
+    rows = {row.name: row.predicted for row in build_run_report(inputs).comparisons}
+    assert rows["memory peak"] == plan.memory.peak_gb
+    assert plan.throughput is not None
+    assert rows["throughput"] == plan.throughput.tokens_per_second
+    assert rows["cost"] == plan.cost.expected_usd
+
+
+def test_report_says_whether_the_notice_is_enough(report: RunReport) -> None:
+    assert report.notice is not None
+    assert report.notice.seconds == pytest.approx(7.5 + 31.0)
+    assert report.notice.fits
+    assert report.notice.steps_at_risk == INTERVAL + math.ceil(31 / 2.52)
+
+
+def test_report_takes_a_manifest_without_its_files_for_no_checkpoint() -> None:
+    log = JobLog("r", 1, BEGIN)
+    log.start(None)
+    log.steps(1, 20)
+    (whole, broken) = manifests((10, 20))
+    found = {c.step: c for c in _single(log.lines, [whole, broken | {"durable": False}]).checkpoints}
+    assert found[10].in_s3
+    assert not found[20].in_s3
+    assert not found[20].complete
 
 
 def test_report_of_a_rejected_run_has_its_findings() -> None:

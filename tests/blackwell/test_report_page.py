@@ -135,7 +135,7 @@ def test_browser_shows_the_page_without_fault(page: Page, tmp_path: Path, width:
     shown = page.evaluate(
         "[...document.querySelectorAll('svg')].filter(s => s.getClientRects().length).map(s => s.viewBox.baseVal.width)"
     )
-    assert len(shown) == 4
+    assert len(shown) == 5
     assert all((view < 500) == (width <= 600) for view in shown)
     smallest = page.evaluate(
         "Math.min(...[...document.querySelectorAll('svg text')].filter(t => t.getClientRects().length)"
@@ -155,7 +155,7 @@ def test_browser_gives_a_screen_reader_names_for_everything(page: Page) -> None:
         if not node.get("ignored"):
             by_role.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
     images = by_role.get("image", []) + by_role.get("img", [])
-    assert len(images) == 4
+    assert len(images) == 5
     for name in images + by_role["region"] + by_role["heading"]:
         assert name
     assert page.evaluate("document.documentElement.lang") == "en"
