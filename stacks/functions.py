@@ -69,7 +69,7 @@ class Functions(Construct):
                 self._table("GetItem", "Query", "UpdateItem"),
                 self._documents("s3:GetObject", "s3:PutObject"),
                 *self._read_checkpoints(),
-                self._read_job_logs(),
+                *self._read_job_logs(),
                 jobs,
                 stop,
             ],
@@ -119,7 +119,7 @@ class Functions(Construct):
                 self._table("GetItem", "PutItem", "Query", "UpdateItem"),
                 self._documents("s3:GetObject"),
                 *self._read_checkpoints(),
-                self._read_job_logs(),
+                *self._read_job_logs(),
                 jobs,
                 stop,
             ],
@@ -144,7 +144,7 @@ class Functions(Construct):
                     why=_RUN_NAMES,
                 ),
                 *self._read_checkpoints(),
-                self._read_job_logs(),
+                *self._read_job_logs(),
                 jobs,
                 stop,
                 ask_for_report,
@@ -212,14 +212,22 @@ class Functions(Construct):
             Permission("ReadManifests", ("s3:GetObject",), (manifests,), why=_RUN_NAMES),
         ]
 
-    def _read_job_logs(self) -> Permission:
+    def _read_job_logs(self) -> list[Permission]:
         group = training_log_group_arn(cdk.Stack.of(self))
-        return Permission(
-            "ReadJobLogs",
-            ("logs:DescribeLogStreams", "logs:GetLogEvents"),
-            (group, f"{group}:log-stream:{self._settings.job_prefix}-*"),
-            why="The streams of this stage's jobs, whose names begin with the job's name; read only.",
-        )
+        return [
+            Permission(
+                "FindJobLogs",
+                ("logs:DescribeLogStreams",),
+                (f"{group}:*",),
+                why="IAM names a log group with :* at its end; the action lists stream names of this one group.",
+            ),
+            Permission(
+                "ReadJobLogs",
+                ("logs:GetLogEvents",),
+                (f"{group}:log-stream:{self._settings.job_prefix}-*",),
+                why="The streams of this stage's jobs, whose names begin with the job's name; read only.",
+            ),
+        ]
 
     def _read_training_plans(self) -> Permission:
         plans = cdk.Stack.of(self).format_arn(service="sagemaker", resource="training-plan", resource_name="*")

@@ -9,7 +9,7 @@ from aws_cdk import aws_codebuild as codebuild
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_stepfunctions as stepfunctions
-from constructs import Construct, IConstruct
+from constructs import Construct
 
 from blackwell.names import CONTROL_FILE, RUNS_PREFIX
 from blackwell.telemetry import TRAINING_LOG_GROUP
@@ -39,7 +39,7 @@ class Teardown(Construct):
         storage: Storage,
         image: Image,
         roles: Roles,
-        state_machines: Sequence[stepfunctions.IStateMachine],
+        state_machines: Sequence[stepfunctions.StateMachine],
     ) -> None:
         super().__init__(scope, construct_id)
         stack = cdk.Stack.of(self)
@@ -93,22 +93,20 @@ class Teardown(Construct):
                 own.add_resource_dependency(construct)
 
 
-def _children(stack: cdk.Stack, kind: type) -> list[IConstruct]:
-    return [construct for construct in stack.node.find_all() if isinstance(construct, kind)]
-
-
 def _groups_of_their_own(stack: cdk.Stack) -> list[str]:
     """Names of the log groups that services make by themselves for what writes to no group of ours.
 
     Everything here has a group of its own and no right to make another; a service that made one all the same (or an
     account's older setting) must not leave it behind.
     """
-    functions = [f"/aws/lambda/{function.ref}" for function in _children(stack, lambda_.CfnFunction)]
-    return [*functions, *[f"/aws/codebuild/{project.ref}" for project in _children(stack, codebuild.CfnProject)]]
+    everything = stack.node.find_all()
+    functions = [f"/aws/lambda/{made.ref}" for made in everything if isinstance(made, lambda_.CfnFunction)]
+    projects = [f"/aws/codebuild/{made.ref}" for made in everything if isinstance(made, codebuild.CfnProject)]
+    return [*functions, *projects]
 
 
 def _running_work(
-    roles: Roles, image: Image, state_machines: Sequence[stepfunctions.IStateMachine]
+    roles: Roles, image: Image, state_machines: Sequence[stepfunctions.StateMachine]
 ) -> list[Permission]:
     stack = cdk.Stack.of(roles)
     return [

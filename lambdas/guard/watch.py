@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,7 +17,9 @@ from lambdas.common import checkpoints, jobs
 from lambdas.common.aws import client
 from lambdas.common.cost import spent_usd
 from lambdas.common.environment import environment
+from lambdas.common.metrics import publish
 from lambdas.common.store import RunStore
+from lambdas.guard.measure import numbers
 
 STOP_AFTER = timedelta(minutes=20)
 """How long the trainer has to make a durable checkpoint once it is asked to stop."""
@@ -36,16 +38,19 @@ def watch(store: RunStore, attempt: AttemptItem, job: Mapping[str, Any], spec: J
         return _ask_to_stop(store, attempt, Verdict.BUDGET_REACHED)
     if job.get("SecondaryStatus") != "Training":
         return "waiting"
-    silent = _silence(attempt, job)
+    tail = jobs.tail(attempt.job_name)
+    budget = spec.budget.max_cost_usd if spec.budget else None
+    publish(attempt.run, numbers(tail, now=utc_now(), spent_usd=spent, budget_usd=budget))
+    silent = _silence(tail, job)
     if silent is not None:
         return _ask_to_stop(store, attempt, Verdict.HUNG) + f" after {silent} of silence"
     return "watching"
 
 
-def _silence(attempt: AttemptItem, job: Mapping[str, Any]) -> timedelta | None:
+def _silence(tail: Sequence[jobs.LogLine], job: Mapping[str, Any]) -> timedelta | None:
     """How long nothing was logged, where that is too long; before the first step start-up has a limit of its own."""
     now = utc_now()
-    steps = [at for at, line in jobs.tail(attempt.job_name) if parse_step(line)]
+    steps = [at for at, line in tail if parse_step(line)]
     begun = _training_since(job)
     if begun is None:
         return None

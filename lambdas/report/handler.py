@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from blackwell import metrics
 from blackwell.findings import Finding
 from blackwell.names import RunPlaces
 from blackwell.remedy import utc_now
@@ -18,6 +19,7 @@ from lambdas.common import checkpoints, documents, jobs
 from lambdas.common.environment import environment
 from lambdas.common.errors import ImageFailed
 from lambdas.common.log import about, logger
+from lambdas.common.metrics import publish
 from lambdas.common.settle import abandon
 from lambdas.common.store import RunStore
 
@@ -45,6 +47,7 @@ def handler(event: dict[str, Any], context: object) -> dict[str, Any]:
     record = store.run(request.run)
     if record is None:
         raise LookupError(f"there is no run {request.run!r}")
+    ends_now = record.status is RunStatus.RUNNING
     record = _end(store, record, request.error)
     page, document = _report(store, record)
     documents.write(record.run, documents.REPORT, document)
@@ -52,6 +55,8 @@ def handler(event: dict[str, Any], context: object) -> dict[str, Any]:
         record.run, documents.REPORT
     )  # fmt: skip
     store.update_run(record.run, report_uri=uri)
+    if ends_now:  # a report made again counts nothing twice
+        _count(store, record, document)
     log.info("reported", extra={"verdict": record.verdict, "uri": uri})
     return _answer(record, document, uri)
 
@@ -75,6 +80,19 @@ def _end(store: RunStore, record: RunItem, error: WorkflowFault | None) -> RunIt
     }
     store.end_run(record.run, **end)
     return store.run(record.run) or record
+
+
+def _count(store: RunStore, record: RunItem, document: dict[str, Any]) -> None:
+    completed = record.status is RunStatus.COMPLETED
+    publish(
+        record.run,
+        {
+            metrics.RUNS_COMPLETED: float(completed),
+            metrics.RUNS_FAILED: float(record.status is RunStatus.FAILED),
+            metrics.ATTEMPTS: float(len(store.attempts(record.run))),
+            metrics.GOODPUT: (document.get("goodput") or {}).get("goodput"),
+        },
+    )
 
 
 def _first_line(error: WorkflowFault) -> str:

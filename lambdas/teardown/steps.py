@@ -37,7 +37,7 @@ class Teardown:
     """What every step works with. `client` makes a boto3 client by service name."""
 
     targets: Targets
-    client: Callable[[str], Any]
+    client: Callable[..., Any]
     begun: float
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
@@ -257,13 +257,13 @@ def delete_log_streams(t: Teardown, until: float) -> list[str]:
         if t.clock() >= until:
             return [f"log streams {prefix}* in {group}"]
     for name in t.targets.log_groups:
-        _ignore_gone(lambda name=name: logs.delete_log_group(logGroupName=name))
+        _ignore_gone(logs.delete_log_group, logGroupName=name)
     return []
 
 
-def _ignore_gone(call: Callable[[], Any]) -> None:
+def _ignore_gone(call: Callable[..., Any], **arguments: Any) -> None:
     try:
-        call()
+        call(**arguments)
     except ClientError as error:
         if not _gone(error):
             raise
