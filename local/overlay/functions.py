@@ -1,7 +1,8 @@
 """Lambda functions as AWS runs them: our code from the deployed asset, AWS's error types, no idle workers.
 
 Stock ministack (1.5.33): every exception is errorType `Runtime.HandlerError`; a module that does not import is a
-RuntimeError; a function that ends its process too; the first idle worker of each function stays for ever.
+RuntimeError; a function that ends its process too; an exception ends the worker, so that the next call starts cold; the
+first idle worker of each function stays for ever.
 
 Named deviation: functions run on this Python with this environment's third-party packages. The asset's own are wheels
 for the function's platform and Python, which need not load here; they are left out when the asset is unpacked (they
@@ -105,15 +106,15 @@ def _lines(bundle: zipfile.ZipFile, name: str) -> list[str]:
 def _with_error_document(result: dict[str, Any], request_id: str) -> dict[str, Any]:
     """Give a failed invocation the body that AWS gives it."""
     body = result.get("body")
-    if not result.get("error") or not isinstance(body, dict):
+    if not isinstance(body, dict):
         return result
     message = str(body.get("errorMessage", ""))
-    _, mark, document = message.partition(ERROR_MARK)
-    if mark:
-        result["body"] = {**json.loads(document), "requestId": request_id}
-        if not result.get("log"):  # failed while it was loaded: ministack keeps no log of that
-            result["log"] = f"[ERROR] {result['body']['errorType']}: {result['body']['errorMessage']}"
-    elif message.startswith(("Worker process died", "Worker process exited")):
+    if result.get("error") and ERROR_MARK in message:  # failed while it was loaded
+        body = json.loads(message[message.index("{") :])
+    if ERROR_MARK in body:
+        log = "\n".join(filter(None, [result.get("log"), body["trace"]]))
+        return {"body": {**body[ERROR_MARK], "requestId": request_id}, "error": True, "log": log}
+    if result.get("error") and message.startswith(("Worker process died", "Worker process exited")):
         text = f"RequestId: {request_id} Error: Runtime exited without providing a reason"
         result["body"] = {"errorType": "Runtime.ExitError", "errorMessage": text}
     return result

@@ -18,10 +18,10 @@ DEPTH_ENV = "__DEPTH_ENV__"
 
 
 def failure(error_type: str, message: str, trace: list[str] | None = None) -> dict[str, Any]:
-    """An error answer; `error` carries AWS's error document behind a mark that the overlay takes off."""
+    """A failed invocation. For ministack it is a result: it would end this process, which AWS keeps after an error."""
     document = {"errorMessage": message, "errorType": error_type, "stackTrace": trace or []}
     text = "".join([f"[ERROR] {error_type}: {message}\n", *(trace or [])])
-    return {"status": "error", "error": "@error-document@" + json.dumps(document), "trace": text}
+    return {"status": "ok", "result": {"@error-document@": document, "trace": text}}
 
 
 def error_answer(error: Exception) -> dict[str, Any]:
@@ -86,6 +86,8 @@ def run() -> None:
     sys.path[0] = init["code_dir"]  # in place of this script's folder, which AWS does not have
     globals()["_ms_install_invoke_depth"]()  # ministack's recursion header stands before this file
     handler, refused = load(init["module"], init["handler"])
+    if refused is not None:
+        refused = {"status": "error", "error": json.dumps(refused["result"])}
     print(json.dumps(refused or {"status": "ready", "cold": True}), file=answers, flush=True)
     while handler is not None and (line := sys.stdin.readline()):
         message = json.loads(line)

@@ -8,6 +8,7 @@ import json
 import time
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from local.server import LocalAws
@@ -31,6 +32,13 @@ def eventually(look: Callable[[], T | None], seconds: float = 15.0) -> T:
             return value
         assert time.monotonic() < deadline, f"nothing within {seconds} s, last seen {value!r}"
         time.sleep(0.03)
+
+
+def both(aws: LocalAws, stock: LocalAws, work: Callable[[LocalAws], T]) -> tuple[T, T]:
+    """(what `work` gives on the overlay, what it gives on stock ministack), done at the same time."""
+    with ThreadPoolExecutor(2) as pool:
+        mended, unmended = pool.map(work, (aws, stock))
+    return mended, unmended
 
 
 def function(aws: LocalAws, source: str, *, files: dict[str, str] | None = None, **options: Any) -> str:

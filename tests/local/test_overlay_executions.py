@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 from overlay_helpers import (
+    both,
     describe,
     ended,
     eventually,
@@ -76,10 +77,9 @@ def test_names_that_aws_refuses(aws: LocalAws, stock: LocalAws, name: str) -> No
 
 def test_machine_timeout_ends_the_execution(aws: LocalAws, stock: LocalAws) -> None:
     states = {"Wait": {"Type": "Wait", "Seconds": 2, "End": True}}
-    assert run(stock, states, TimeoutSeconds=1)["status"] == "SUCCEEDED"
     read = queue_for_events(aws, STATES_RULE)
-    described = run(aws, states, TimeoutSeconds=1)
-    assert described["status"] == "TIMED_OUT"
+    described, unmended = both(aws, stock, lambda server: run(server, states, TimeoutSeconds=1))
+    assert (described["status"], unmended["status"]) == ("TIMED_OUT", "SUCCEEDED")
     assert "output" not in described
     statuses = eventually(
         lambda: (
@@ -157,12 +157,10 @@ def _after_stop(aws: LocalAws) -> tuple[list[str], int]:
 
 
 def test_nothing_runs_after_a_stop(aws: LocalAws, stock: LocalAws) -> None:
-    events, calls = _after_stop(aws)
+    (events, calls), (stock_events, stock_calls) = both(aws, stock, _after_stop)
     assert events[-1] == "ExecutionAborted"
-    assert calls == 0
-    events, calls = _after_stop(stock)
-    assert events[-1] != "ExecutionAborted"
-    assert calls == 1
+    assert stock_events[-1] != "ExecutionAborted"
+    assert (calls, stock_calls) == (0, 1)
 
 
 def _nested(aws: LocalAws, child_states: dict[str, Any]) -> tuple[str, str]:

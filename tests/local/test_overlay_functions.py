@@ -41,10 +41,22 @@ def test_error_document_has_message_and_stack(aws: LocalAws) -> None:
     assert payload["requestId"]
 
 
-def test_function_works_again_after_an_error(aws: LocalAws) -> None:
-    name = function(aws, "def handler(event, context):\n    return 1 / event['n']\n")
-    assert invoke(aws, name, {"n": 0})["payload"]["errorType"] == "ZeroDivisionError"
-    assert invoke(aws, name, {"n": 4}) == {"error": None, "payload": 0.25}
+def test_exception_leaves_the_environment_warm(aws: LocalAws, stock: LocalAws) -> None:
+    source = "import os\ndef handler(event, context):\n    return [os.getpid(), 1 / event['n']]\n"
+    for server, same in ((aws, True), (stock, False)):
+        name = function(server, source)
+        before = invoke(server, name, {"n": 1})["payload"][0]
+        assert "division" in invoke(server, name, {"n": 0})["payload"]["errorMessage"]
+        assert (invoke(server, name, {"n": 1})["payload"][0] == before) is same
+
+
+def test_exception_is_in_the_log(aws: LocalAws) -> None:
+    name = function(aws, "def handler(event, context):\n    print('seen')\n    raise KeyError('lost')\n")
+    invoke(aws, name)
+    events = aws.client("logs").filter_log_events(logGroupName=f"/aws/lambda/{name}")["events"]
+    lines = [event["message"] for event in events]
+    assert "seen" in lines
+    assert "[ERROR] KeyError: 'lost'" in lines
 
 
 PACKAGED = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from overlay_helpers import ended, eventually, function, history, machine, run, start, unique
+from overlay_helpers import both, ended, eventually, function, history, machine, run, start, unique
 
 from local.server import LocalAws
 
@@ -63,12 +63,12 @@ def _send(aws: LocalAws, call: str, token: str, **fields: str) -> str:
 
 def test_failing_function_fails_its_token_task(aws: LocalAws, stock: LocalAws) -> None:
     source = "class NoJob(Exception):\n    pass\n\ndef handler(event, context):\n    raise NoJob('gone')\n"
-    found = {}
-    for server in (aws, stock):
+
+    def error(server: LocalAws) -> str:
         task = _token_task(function(server, source), TimeoutSeconds=2, Catch=CATCH_ALL)
-        found[server] = run(server, {"Wait": task, **CAUGHT})["output"]
-    assert json.loads(found[aws]) == "NoJob"
-    assert json.loads(found[stock]) == "States.Timeout"
+        return str(json.loads(run(server, {"Wait": task, **CAUGHT})["output"]))
+
+    assert both(aws, stock, error) == ("NoJob", "States.Timeout")
 
 
 def test_function_may_answer_its_own_token(aws: LocalAws) -> None:
@@ -83,11 +83,11 @@ def test_function_may_answer_its_own_token(aws: LocalAws) -> None:
 
 
 def test_heartbeat_that_stays_away(aws: LocalAws, stock: LocalAws) -> None:
-    errors = {}
-    for server in (aws, stock):
-        task = _queue_task(_inbox(server), HeartbeatSeconds=1, TimeoutSeconds=3, Catch=CATCH_ALL)
-        errors[server] = json.loads(run(server, {"Wait": task, **CAUGHT})["output"])
-    assert errors == {aws: "States.HeartbeatTimeout", stock: "States.Timeout"}
+    def error(server: LocalAws) -> str:
+        task = _queue_task(_inbox(server), HeartbeatSeconds=1, TimeoutSeconds=2, Catch=CATCH_ALL)
+        return str(json.loads(run(server, {"Wait": task, **CAUGHT})["output"]))
+
+    assert both(aws, stock, error) == ("States.HeartbeatTimeout", "States.Timeout")
 
 
 def test_heartbeats_keep_a_task_alive(aws: LocalAws) -> None:
@@ -95,19 +95,20 @@ def test_heartbeats_keep_a_task_alive(aws: LocalAws) -> None:
     execution = start(aws, machine(aws, {"Wait": _queue_task(url, HeartbeatSeconds=1)}))
     token = _next_token(aws, url)
     for _ in range(4):
-        time.sleep(0.4)
+        time.sleep(0.3)
         assert _send(aws, "send_task_heartbeat", token) == ""
     _send(aws, "send_task_success", token, output='"done"')
     assert json.loads(ended(aws, execution)["output"]) == "done"
 
 
 def test_timeout_given_as_an_expression(aws: LocalAws, stock: LocalAws) -> None:
-    errors = {}
-    for server in (aws, stock):
+    def end(server: LocalAws) -> dict[str, Any]:
         task = _queue_task(_inbox(server), TimeoutSeconds="{% $states.input.limit %}", Catch=CATCH_ALL)
-        errors[server] = ended(server, start(server, machine(server, {"Wait": task, **CAUGHT}), {"limit": 1}))
-    assert json.loads(errors[aws]["output"]) == "States.Timeout"
-    assert errors[stock]["status"] == "FAILED"
+        return ended(server, start(server, machine(server, {"Wait": task, **CAUGHT}), {"limit": 1}))
+
+    mended, unmended = both(aws, stock, end)
+    assert json.loads(mended["output"]) == "States.Timeout"
+    assert unmended["status"] == "FAILED"
 
 
 def test_caught_timeout_can_go_back_to_the_same_state(aws: LocalAws) -> None:
@@ -124,24 +125,24 @@ def test_caught_timeout_can_go_back_to_the_same_state(aws: LocalAws) -> None:
 
 
 def test_token_errors(aws: LocalAws, stock: LocalAws) -> None:
-    found = {}
-    for server in (aws, stock):
+    def answers(server: LocalAws) -> list[str]:
         url = _inbox(server)
         execution = start(server, machine(server, {"Wait": _queue_task(url)}))
         token = _next_token(server, url)
-        answers = [_send(server, "send_task_success", token, output="not json")] if server is aws else []
-        answers += [_send(server, "send_task_success", token, output="1") for _ in range(2)]
+        found = [_send(server, "send_task_success", token, output="not json")] if server is aws else []
+        found += [_send(server, "send_task_success", token, output="1") for _ in range(2)]
         ended(server, execution)
-        answers.append(_send(server, "send_task_failure", token))
-        answers.append(_send(server, "send_task_success", "garbage", output="1"))
-        found[server] = answers
-    assert found[aws] == ["InvalidOutput", "", "TaskTimedOut", "TaskTimedOut", "InvalidToken"]
-    assert found[stock][-2:] == ["TaskDoesNotExist", "TaskDoesNotExist"]
+        found.append(_send(server, "send_task_failure", token))
+        found.append(_send(server, "send_task_success", "garbage", output="1"))
+        return found
+
+    mended, unmended = both(aws, stock, answers)
+    assert mended == ["InvalidOutput", "", "TaskTimedOut", "TaskTimedOut", "InvalidToken"]
+    assert unmended[-2:] == ["TaskDoesNotExist", "TaskDoesNotExist"]
 
 
 def test_every_attempt_has_its_own_token(aws: LocalAws, stock: LocalAws) -> None:
-    tokens = {}
-    for server in (aws, stock):
+    def tokens(server: LocalAws) -> int:
         url = _inbox(server)
         retry = [{"ErrorEquals": ["Again"], "IntervalSeconds": 1, "MaxAttempts": 1}]
         execution = start(server, machine(server, {"Wait": _queue_task(url, Retry=retry)}))
@@ -150,9 +151,9 @@ def test_every_attempt_has_its_own_token(aws: LocalAws, stock: LocalAws) -> None
         second = _next_token(server, url)
         _send(server, "send_task_success", second, output="1")
         assert ended(server, execution)["status"] == "SUCCEEDED"
-        tokens[server] = (first, second)
-    assert len(set(tokens[aws])) == 2
-    assert len(set(tokens[stock])) == 1
+        return len({first, second})
+
+    assert both(aws, stock, tokens) == (2, 1)
 
 
 def test_stop_closes_the_token(aws: LocalAws) -> None:
@@ -185,31 +186,27 @@ def test_parallel_output_and_variables_of_branches(aws: LocalAws, stock: LocalAw
 
 
 def test_what_no_one_catches(aws: LocalAws, stock: LocalAws) -> None:
-    name = {
-        server: function(server, "def handler(event, context):\n    return 'x' * 300_000\n") for server in (aws, stock)
-    }
-    for server, status in ((aws, "FAILED"), (stock, "SUCCEEDED")):
+    def end(server: LocalAws) -> tuple[str, str]:
         call = {
             "Type": "Task",
             "Resource": "arn:aws:states:::lambda:invoke",
-            "Arguments": {"FunctionName": name[server]},
+            "Arguments": {"FunctionName": function(server, "def handler(event, context):\n    return 'x' * 300_000\n")},
             "Catch": CATCH_ALL,
             "Next": "Caught",
         }
         described = run(server, {"Call": call, "Caught": {"Type": "Succeed"}})
-        assert described["status"] == status
-    assert (
-        run(aws, {"Call": {**call, "Arguments": {"FunctionName": name[aws]}}, **CAUGHT})["error"]
-        == "States.DataLimitExceeded"
-    )
+        return described["status"], described.get("error", "")
+
+    assert both(aws, stock, end) == (("FAILED", "States.DataLimitExceeded"), ("SUCCEEDED", ""))
 
 
 def test_history_of_a_token_task(aws: LocalAws, stock: LocalAws) -> None:
-    kinds = {}
-    for server in (aws, stock):
+    def kinds(server: LocalAws) -> list[str]:
         task = _queue_task(_inbox(server), TimeoutSeconds=1)
-        kinds[server] = history(server, run(server, {"Wait": task})["executionArn"])
-    assert kinds[aws] == [
+        return history(server, run(server, {"Wait": task})["executionArn"])
+
+    mended, unmended = both(aws, stock, kinds)
+    assert mended == [
         "ExecutionStarted",
         "TaskStateEntered",
         "TaskScheduled",
@@ -218,7 +215,7 @@ def test_history_of_a_token_task(aws: LocalAws, stock: LocalAws) -> None:
         "TaskTimedOut",
         "ExecutionFailed",
     ]
-    assert "TaskTimedOut" not in kinds[stock]
+    assert "TaskTimedOut" not in unmended
 
 
 def test_throttled_function_is_retried_by_name(aws: LocalAws) -> None:
