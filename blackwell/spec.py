@@ -97,7 +97,7 @@ class ModelSpec(_Spec):
     @model_validator(mode="after")
     def _whole_shape(self) -> Self:
         findings: list[Finding] = []
-        needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+        needed = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
         if self.preset is None:
             for name in needed:
                 if getattr(self, name) is None:
@@ -133,6 +133,12 @@ class ModelSpec(_Spec):
             raise FindingsError(findings)
         return self
 
+    def lacks(self, workload: Workload) -> list[Finding]:
+        """What this workload needs and the model does not say: only `layers` does without a vocabulary."""
+        if workload is Workload.LAYERS or self._get("vocab_size") is not None:
+            return []
+        return [Finding(id="BTS-004", path="model.vocab_size", message="is required where no preset is given")]
+
     def _get(self, name: str) -> Any:
         value = getattr(self, name)
         return value if value is not None or self.preset is None else getattr(PRESETS[self.preset], name)
@@ -150,7 +156,7 @@ class ModelSpec(_Spec):
             num_attention_heads=heads,
             num_key_value_heads=self._get("num_key_value_heads") or heads,
             intermediate_size=self._get("intermediate_size"),
-            vocab_size=self._get("vocab_size"),
+            vocab_size=self._get("vocab_size") or 0,
             head_dim=head_dim,
             tie_word_embeddings=bool(self._get("tie_word_embeddings")),
             rms_norm_eps=self._get("rms_norm_eps") or DEFAULT_RMS_NORM_EPS,
@@ -435,7 +441,7 @@ class JobSpec(_Spec):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        findings: list[Finding] = []
+        findings = self.model.lacks(self.training.workload)
         if self.training.workload is Workload.LM and self.data is None:
             findings.append(
                 Finding(

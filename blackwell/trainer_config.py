@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from blackwell.findings import Finding, FindingsError, from_validation_error
 from blackwell.spec import DataSpec, JobSpec, ModelSpec, TrainingSpec, Workload, _Spec
@@ -52,6 +52,12 @@ class TrainerConfig(_Spec):
     data: DataSpec | None = None
     run: str = "local"
     tag: str | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if findings := self.model.lacks(self.training.workload):
+            raise FindingsError(findings)
+        return self
 
 
 def to_hyperparameters(spec: JobSpec) -> dict[str, str]:
