@@ -257,7 +257,7 @@ def _restarts(history: History, attempts: list[_Attempt]) -> list[Restart]:
             for index, step in enumerate(after.step):
                 if step > before.step[-1]:
                     break
-                again += after.seconds[index] * after.covered(index)
+                again += after.interval_seconds(index)
         kind, verdict, remedy = _why(before, after, attempt, by_number)
         hourly = attempt.cost.hourly_usd
         paid = None if down is None else max(0.0, down - _unbilled(end, begin, attempts)) + again

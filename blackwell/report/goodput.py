@@ -60,10 +60,6 @@ def account(
             parts[name] += stretch.seconds
     for start in starts:
         _steps(start, parts)
-        for event in start.events:
-            if event.name == "validation":
-                seconds = event.fields.get("seconds")
-                parts["validation"] += float(seconds) if isinstance(seconds, (int, float)) else 0.0
         parts["start-up"] += _start_up(start, stretches, before)
         before = start.last_time if start.step else before
     measured = sum(parts.values())
@@ -74,21 +70,55 @@ def account(
 
 
 def _steps(start: Start, parts: dict[str, float]) -> None:
+    validations = _validations(start)
     productive = wait = stall = lost = 0.0
-    for index in range(len(start.step)):
-        seconds = start.seconds[index] * start.covered(index)
+    before = -1
+    for index, step in enumerate(start.step):
+        seconds = start.interval_seconds(index)
+        inside = validations.between(before, step, start, index, seconds)
+        before = step
         if index >= start.kept:
-            lost += seconds
+            lost += seconds - inside
             continue
-        data, save = min(seconds, start.data_wait[index]), start.stall[index]
-        save = min(save, seconds - data)
+        data = min(seconds - inside, start.data_wait[index])
+        save = min(seconds - inside - data, start.stall[index])
         wait += data
         stall += save
-        productive += seconds - data - save
+        productive += seconds - inside - data - save
     parts[PRODUCTIVE] += productive
     parts["data wait"] += wait
     parts["checkpoint stall"] += stall
     parts["recompute after restart"] += lost
+    parts["validation"] += validations.total
+
+
+class _Validations:
+    """Seconds of validation by step. The trainer's clock runs on during validation, so the step after it seems long."""
+
+    def __init__(self, seconds: dict[int, float]) -> None:
+        self._waiting = sorted(seconds.items(), reverse=True)
+        self.total = sum(seconds.values())
+
+    def between(self, before: int, step: int, start: Start, index: int, seconds: float) -> float:
+        """Seconds of validation that are inside record `index`'s own seconds: all after step `before`, less what lies
+        between the two records without being counted in either."""
+        spent = 0.0
+        while self._waiting and self._waiting[-1][0] < step:
+            at, took = self._waiting.pop()
+            spent += took if at >= before else 0.0
+        if not spent or not index:
+            return 0.0
+        outside = max(0.0, start.end[index] - start.end[index - 1] - seconds)
+        return min(max(0.0, spent - outside), seconds)
+
+
+def _validations(start: Start) -> _Validations:
+    found: dict[int, float] = {}
+    for event in start.events:
+        step, seconds = event.fields.get("step"), event.fields.get("seconds")
+        if event.name == "validation" and isinstance(step, int) and isinstance(seconds, (int, float)):
+            found[step] = found.get(step, 0.0) + float(seconds)
+    return _Validations(found)
 
 
 def _start_up(start: Start, stretches: list[Transition], before: float | None) -> float:

@@ -127,12 +127,22 @@ class Start:
     @property
     def first_begin(self) -> float | None:
         """Unix time at which its first logged stretch of steps began."""
-        return self.end[0] - self.seconds[0] * self.covered(0) if self.step else None
+        return self.end[0] - self.interval_seconds(0) if self.step else None
 
     def covered(self, index: int) -> int:
         """Optimizer steps that record `index` stands for: one, or the logging interval."""
         before = self.step[index - 1] if index else self.after_step
         return max(1, self.step[index] - before)
+
+    def interval_seconds(self, index: int) -> float:
+        """Wall-clock seconds that record `index` stands for: its step's, or those of all steps since the record before
+        (tokens over tokens per second: the rate is that of the whole interval, the step's seconds are only its own)."""
+        covered = self.covered(index)
+        if covered == 1:
+            return self.seconds[index]
+        per_step = self.tokens_per_step
+        rate = self.rate[index]
+        return covered * per_step / rate if per_step is not None and rate > 0 else covered * self.seconds[index]
 
     @property
     def last_time(self) -> float | None:

@@ -526,8 +526,8 @@ def _comparisons(report: RunReport) -> str:
     rows = [
         (
             row.name,
-            f"{row.predicted:,.4g} {row.unit}",
-            f"{row.measured:,.4g} {row.unit}",
+            f"{_amount(row.predicted)} {row.unit}",
+            f"{_amount(row.measured)} {row.unit}",
             f"{(row.ratio - 1) * 100:+.1f} %",
         )
         for row in report.comparisons
@@ -537,6 +537,10 @@ def _comparisons(report: RunReport) -> str:
         + _table(("Figure", "Planned", "Measured", "Difference"), rows, numeric={1, 2, 3}, label="Planned and measured")
         + _memory(report)
     )
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _memory(report: RunReport) -> str:

@@ -20,6 +20,7 @@ BEGIN = datetime(2026, 11, 30, 8, 0, tzinfo=UTC)
 TOKENS_PER_STEP = 8 * 16 * 4096
 STEP_SECONDS = 2.5
 INTERVAL = 100
+VALIDATION_SECONDS = 6.0
 
 
 def loss_at(step: int) -> float:
@@ -67,7 +68,10 @@ class JobLog:
             stall = 0.9 if step % INTERVAL == 0 else 0.0
             wait = 0.02 + (0.4 if step % 251 == 0 else 0.0)
             slow = 12.0 if step == first else 0.0
-            seconds = STEP_SECONDS + slow + stall + wait
+            # the trainer's clock runs from the end of one step to the end of the next, validation included
+            seconds = (
+                STEP_SECONDS + slow + stall + wait + (VALIDATION_SECONDS if step % 250 == 1 and step > first else 0)
+            )
             self.clock += seconds
             loss = loss_at(step) * (1 + noise * math.sin(step))
             record = StepRecord(
@@ -99,8 +103,7 @@ class JobLog:
                 if step > 3 * INTERVAL:
                     self.event("checkpoint", step=step - 3 * INTERVAL, phase="pruned")
             if step % 250 == 0:
-                self.event("validation", step=step, validation_loss=loss_at(step) + 0.05, seconds=6.0)
-                self.clock += 6.0
+                self.event("validation", step=step, validation_loss=loss_at(step) + 0.05, seconds=VALIDATION_SECONDS)
 
 
 def _transition(status: str, start: float, end: float | None, message: str = "") -> dict[str, Any]:

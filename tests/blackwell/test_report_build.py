@@ -13,6 +13,7 @@ from synthetic_run import (
     SPEC,
     STEP_SECONDS,
     TOKENS_PER_STEP,
+    VALIDATION_SECONDS,
     JobLog,
     eventful_run,
     loss_at,
@@ -24,6 +25,7 @@ from blackwell.planning import plan_job
 from blackwell.report import AttemptInputs, RunReport, RunReportInputs, build_run_report
 from blackwell.report.build import FINAL_STEPS
 from blackwell.spec import parse_job_spec
+from blackwell.telemetry import format_step, parse_step
 from blackwell.verdict import Verdict
 
 
@@ -164,12 +166,35 @@ def test_report_goodput_parts_sum_to_the_billed_time(report: RunReport) -> None:
     assert sum(parts.values()) == pytest.approx(report.goodput.billed_seconds)
     slow_firsts = 3 * 12  # the first step after each start whose steps count
     assert parts["productive steps"] == pytest.approx(1000 * STEP_SECONDS + slow_firsts, abs=1)
+    assert parts["validation"] == pytest.approx(4 * VALIDATION_SECONDS)
     assert parts["checkpoint stall"] == pytest.approx(1000 / INTERVAL * 0.9)
     assert parts["recompute after restart"] == pytest.approx(65 * 2.52 + 24, abs=1)
     assert parts["image"] == pytest.approx(385 + 370 + 350)
     assert parts["download"] == pytest.approx(40 + 20 + 105)
     assert report.goodput.goodput == pytest.approx(parts["productive steps"] / report.goodput.billed_seconds)
     assert report.goodput.waiting_seconds == pytest.approx(95 + 120 + 1900)
+
+
+def test_report_of_every_tenth_step_counts_the_same_time() -> None:
+    log = JobLog("r", 1, BEGIN)
+    log.start(None)
+    log.steps(1, 240)
+    every = _single(log.lines).goodput
+    kept = []
+    for stamp, text in log.lines:
+        parsed = parse_step(text)
+        if parsed is None:
+            kept.append((stamp, text))
+        elif parsed[1].step % 10 == 0:
+            record = parsed[1]
+            begin = max((t for t, s in log.lines if f" step {record.step - 10} " in s), default=None)
+            seconds = (stamp - begin) / 1000 if begin is not None else 10 * 2.52 + 12
+            waits = {"data_wait_seconds": 0.2, "checkpoint_stall_seconds": 0.9 if record.step % INTERVAL == 0 else 0.0}
+            changed = record.model_copy(update={"tokens_per_second": 10 * TOKENS_PER_STEP / seconds, **waits})
+            kept.append((stamp, format_step(changed, "r")))
+    tenth = _single(kept)
+    assert tenth.continuity.proven
+    assert tenth.goodput.productive_seconds == pytest.approx(every.productive_seconds, rel=0.002)
 
 
 def test_report_cost_uses_billable_seconds_and_the_listed_price(report: RunReport) -> None:
