@@ -13,6 +13,7 @@ MENDED = (
     "unknown_services",
     "executions",
     "tasks",
+    "maps",
     "state_logs",
     "functions",
     "logs",

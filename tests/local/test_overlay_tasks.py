@@ -228,3 +228,46 @@ def test_throttled_function_is_retried_by_name(aws: LocalAws) -> None:
         "End": True,
     }
     assert run(aws, {"Call": call})["error"] == "Lambda.TooManyRequestsException"
+
+
+def _distributed_map(**fields: Any) -> dict[str, Any]:
+    inner = {"Type": "Pass", "Output": "{% $states.input.value * $states.input.factor %}", "End": True}
+    return {
+        "Map": {
+            "Type": "Map",
+            "Items": "{% $states.input.values %}",
+            "ItemSelector": {"value": "{% $states.context.Map.Item.Value %}", "factor": "{% $states.input.factor %}"},
+            "ItemProcessor": {
+                "ProcessorConfig": {"Mode": "DISTRIBUTED", "ExecutionType": "STANDARD"},
+                "StartAt": "Inner",
+                "States": {"Inner": inner},
+            },
+            "Output": {"all": "{% $states.result %}"},
+            "End": True,
+            **fields,
+        }
+    }
+
+
+def test_distributed_map_runs_its_items(aws: LocalAws, stock: LocalAws) -> None:
+    data = {"values": [1, 2, 3], "factor": 10}
+    mended, unmended = both(
+        aws, stock, lambda server: ended(server, start(server, machine(server, _distributed_map()), data))
+    )
+    assert json.loads(mended["output"]) == {"all": [10, 20, 30]}
+    assert unmended.get("output") != mended["output"]
+
+
+def test_distributed_map_refuses_what_is_not_run_here(aws: LocalAws) -> None:
+    states = _distributed_map(ItemBatcher={"MaxItemsPerBatch": 2})
+    assert run(aws, states, {"values": [1], "factor": 1})["status"] == "FAILED"
+
+
+def test_stop_ends_the_children_of_a_distributed_map(aws: LocalAws) -> None:
+    url = _inbox(aws)
+    states = _distributed_map()
+    states["Map"]["ItemProcessor"]["States"] = {"Inner": _queue_task(url)}
+    execution = start(aws, machine(aws, states), {"values": [1], "factor": 1})
+    token = _next_token(aws, url)
+    aws.client("stepfunctions").stop_execution(executionArn=execution)
+    eventually(lambda: _send(aws, "send_task_success", token, output="1") == "TaskTimedOut")
