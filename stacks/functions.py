@@ -98,6 +98,12 @@ class Functions(Construct):
             [
                 self._table("GetItem", "PutItem", "UpdateItem"),
                 Permission("FindImage", ("ecr:DescribeImages",), (image.repository.repository_arn,)),
+                Permission(
+                    "ReadBuildLog",
+                    ("logs:GetLogEvents",),
+                    (image.log_group.log_group_arn,),
+                    why="The ARN of a log group ends in :*, its streams.",
+                ),
                 Permission("Build", ("codebuild:StartBuild", "codebuild:BatchGetBuilds"), (image.project.project_arn,)),
             ],
         )

@@ -7,6 +7,7 @@ made of tag and generation, gives whoever takes over the very build that the dea
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -27,6 +28,9 @@ LEASE = timedelta(seconds=60)
 """Longer than a holder needs from the lock to StartBuild's answer."""
 POLL_SECONDS = (5, 120)
 """Between looks at a build: an eighth of its age, within these bounds, so that hours of building stay few events."""
+
+
+_COMPLAINT = re.compile(r"^(?!\[Container\]).*(\berror\b|: failed\b|denied|refused)", re.IGNORECASE)
 
 
 class ImageEvent(BaseModel):
@@ -113,5 +117,21 @@ def _why(build_id: str, status: str, build: Any) -> str:
         for context in phase.get("contexts", [])
         if context.get("message")
     ]
-    link = build.get("logs", {}).get("deepLink") or build.get("logs", {}).get("groupName") or "CodeBuild"
-    return f"build {build_id} is {status}; {'; '.join(messages) or 'no phase says why'}; log: {link}"[:1_000]
+    logs = build.get("logs", {})
+    said = _last_complaint(logs) or "; ".join(messages) or "no phase says why"
+    return f"build {build_id} is {status}: {said[:600]}; log group {logs.get('groupName')}"
+
+
+def _last_complaint(logs: Any) -> str | None:
+    """The last line of the build's log that speaks of a failure: the self-test's, for instance."""
+    group, stream = logs.get("groupName"), logs.get("streamName")
+    if not group or not stream:
+        return None
+    try:
+        events = client("logs").get_log_events(
+            logGroupName=group, logStreamName=stream, limit=100, startFromHead=False
+        )["events"]
+    except ClientError:
+        return None
+    found = [e["message"].strip() for e in events if _COMPLAINT.search(e["message"])]
+    return found[-1] if found else None
