@@ -107,6 +107,26 @@ class Roles(Construct):
         ]
         if encryption.key:
             permissions.append(key_use(encryption.key.key_arn))
+        if settings.vpc is not None:
+            permissions.append(
+                Permission(
+                    "NetworkInterfaces",
+                    (
+                        "ec2:CreateNetworkInterface",
+                        "ec2:CreateNetworkInterfacePermission",
+                        "ec2:DeleteNetworkInterface",
+                        "ec2:DeleteNetworkInterfacePermission",
+                        "ec2:DescribeDhcpOptions",
+                        "ec2:DescribeNetworkInterfaces",
+                        "ec2:DescribeSecurityGroups",
+                        "ec2:DescribeSubnets",
+                        "ec2:DescribeVpcs",
+                    ),
+                    ("*",),
+                    why="As SageMaker requires for jobs in a VPC; it makes the interfaces in this role's name, and most of "
+                    "these actions have no resource.",
+                )
+            )
         return permissions
 
     def _jobs(self) -> str:

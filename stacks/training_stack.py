@@ -12,6 +12,7 @@ from stacks.dashboard import Dashboard
 from stacks.encryption import Encryption
 from stacks.functions import Functions
 from stacks.image import Image
+from stacks.network import Network
 from stacks.observability import Observability
 from stacks.roles import Roles
 from stacks.settings import Settings
@@ -33,6 +34,7 @@ class BlackwellTrainingStack(cdk.Stack):
         )
         cdk.Tags.of(self).add(STAGE_TAG, settings.stage)
         self.encryption = Encryption(self, "Encryption", settings=settings)
+        self.network = Network(self, "Network", settings=settings, encryption=self.encryption)
         self.storage = Storage(self, "Storage", settings=settings, encryption=self.encryption)
         self.image = Image(self, "Image", settings=settings, encryption=self.encryption)
         self.roles = Roles(
@@ -48,6 +50,7 @@ class BlackwellTrainingStack(cdk.Stack):
             image=self.image,
             roles=self.roles,
             topic=self.observability.topic,
+            network=self.network.environment,
         )
         self.workflow = Workflow(
             self,

@@ -251,9 +251,7 @@ def delete_log_streams(t: Teardown, until: float) -> list[str]:
     logs = t.aws("logs")
     group, prefix = t.targets.training_log_group, f"{t.targets.job_prefix}-"
     for stream in _pages(logs, "describe_log_streams", "logStreams", logGroupName=group, logStreamNamePrefix=prefix):
-        _ignore_gone(
-            lambda name=stream["logStreamName"]: logs.delete_log_stream(logGroupName=group, logStreamName=name)
-        )
+        _ignore_gone(logs.delete_log_stream, logGroupName=group, logStreamName=stream["logStreamName"])
         if t.clock() >= until:
             return [f"log streams {prefix}* in {group}"]
     for name in t.targets.log_groups:
