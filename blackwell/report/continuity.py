@@ -46,6 +46,11 @@ def prove(history: History, precision: str | None, checkpointed_steps: set[int])
         hashes_equal=hashes_equal,
         distinct_hashes=distinct,
         hashed_steps=len(hashes),
+        left_out=[
+            f"{start.left_out[1]:,} sequences before step {start.left_out[0]:,}"
+            for start in starts
+            if start.left_out is not None
+        ],
         overlap=overlap,
         overlap_statement=_overlap_statement(overlap),
         problems=problems,
@@ -157,14 +162,15 @@ def _overlap(starts: list[Start], precision: str | None, problems: list[str]) ->
 
 
 def _repeats(starts: list[Start]) -> Iterator[tuple[Start, int, Start, int]]:
-    """Each record that was lost, with the next later record of the same step."""
+    """Each record that was lost, with the next later record of the same step, up to where data was left out."""
     for number, first in enumerate(starts):
         lost = {first.step[i]: i for i in range(first.kept, len(first.step))}
         for second in starts[number + 1 :]:
             if not lost:
                 break
+            border = second.left_out[0] if second.left_out is not None else math.inf
             for j, step in enumerate(second.step):
-                if step > first.step[-1]:
+                if step > first.step[-1] or step >= border:
                     break
                 i = lost.pop(step, None)
                 if i is not None:

@@ -20,6 +20,8 @@ from blackwell.telemetry import StepRecord, parse_event, parse_step
 
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?)\s+")
 _NAN = math.nan
+_OF_A_START = ("resume", "skip_data")
+"""Events that workers log before their first step; after a step they belong to the start that follows."""
 
 
 def _floats() -> array[float]:
@@ -97,6 +99,16 @@ class Start:
         self.peak_tflops = record.peak_tflops or self.peak_tflops
         self.world_size = record.world_size or self.world_size
         self.micro_batch_size = record.micro_batch_size or self.micro_batch_size
+
+    @property
+    def left_out(self) -> tuple[int, int] | None:
+        """(step, sequences) where this start left data out before a step, after a divergence; None where it did not."""
+        for event in self.events:
+            if event.name == "skip_data":
+                step, sequences = _whole(event.fields.get("before_step")), _whole(event.fields.get("sequences"))
+                if step is not None:
+                    return step, sequences or 0
+        return None
 
     @property
     def last_step(self) -> int | None:
@@ -244,7 +256,7 @@ class History:
     def _event(self, fresh: bool, event: Event, rank_zero: bool) -> None:
         if event.name == "restart":
             self._cause = event.fields
-        about_next = fresh or (event.name == "resume" and bool(self.starts[-1].step))
+        about_next = fresh or (event.name in _OF_A_START and bool(self.starts[-1].step))
         if about_next:
             self._pending.append(event)
             return

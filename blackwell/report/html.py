@@ -406,6 +406,8 @@ def _continuity(report: RunReport) -> str:
         for ok, text in checks
     )
     out = f'<h2>Continuity</h2><p>{escape(proof.statement)}</p><ul class="checks">{items}</ul>'
+    for text in proof.left_out:
+        out += f"<p>Left out on purpose after a divergence: {escape(text)}.</p>"
     if proof.problems:
         out += (
             '<ul class="checks">'

@@ -161,6 +161,8 @@ class Continuity(_Report):
     """A step that was taken twice read the same samples both times; null where none was."""
     distinct_hashes: int = 0
     hashed_steps: int = 0
+    left_out: list[str] = []
+    """Data that was left out on purpose after a divergence, as the spec allows; later steps are not compared."""
     overlap: Overlap = Overlap()
     overlap_statement: str = "no overlapping step"
     problems: list[str] = []

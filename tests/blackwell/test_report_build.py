@@ -161,6 +161,19 @@ def test_report_names_tokens_that_were_skipped() -> None:
     assert proof.problems == ["4096 tokens were skipped after step 40"]
 
 
+def test_report_accepts_data_that_was_left_out_on_purpose() -> None:
+    log = JobLog("r", 1, BEGIN)
+    log.start(None)
+    log.steps(1, 40)
+    log.event("skip_data", before_step=31, sequences=128, position=30 * 128 + 128)
+    log.start(30)
+    log.steps(31, 50, wrong_order_at=35, noise=0.01)
+    proof = _single(log.lines, manifests((30,))).continuity
+    assert proof.left_out == ["128 sequences before step 31"]
+    assert proof.proven
+    assert proof.overlap.steps == 0
+
+
 def test_report_goodput_parts_sum_to_the_billed_time(report: RunReport) -> None:
     parts = {p.name: p.seconds for p in report.goodput.parts}
     assert sum(parts.values()) == pytest.approx(report.goodput.billed_seconds)
