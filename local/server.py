@@ -24,12 +24,9 @@ from typing import Any
 
 import psutil
 
-PROJECT = Path(__file__).resolve().parent.parent
-ACCOUNT = "000000000000"
-REGION = "us-east-1"
-MARKER_ENV = "LOCAL_AWS_ID"
-"""Same name as in `local.overlay.context`, which only the server process imports (it loads ministack)."""
+from local.identity import ACCESS_KEY, ACCOUNT, MARKER_ENV, REGION, SECRET_KEY, sdk_environment
 
+PROJECT = Path(__file__).resolve().parent.parent
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 
@@ -200,7 +197,7 @@ def session(endpoint: str) -> Any:
             options.setdefault("endpoint_url", endpoint)
             return super().client(service_name, **options)  # type: ignore[call-overload]
 
-    return LocalSession("test", "test", region_name=REGION, botocore_session=plain)
+    return LocalSession(ACCESS_KEY, SECRET_KEY, region_name=REGION, botocore_session=plain)
 
 
 def client(endpoint: str, service: str) -> Any:
@@ -213,11 +210,7 @@ def client(endpoint: str, service: str) -> Any:
 def client_environment(endpoint: str) -> dict[str, str]:
     """Environment variables that point every AWS tool at `endpoint`."""
     return {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": REGION,
-        "AWS_DEFAULT_REGION": REGION,
+        **sdk_environment(endpoint),
         "AWS_EC2_METADATA_DISABLED": "true",
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,

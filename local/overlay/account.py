@@ -12,7 +12,8 @@ from typing import Any
 
 from blackwell.account import QUOTA_USES, quota_name
 from blackwell.hardware import INSTANCES
-from local.overlay.context import DEFAULT_INSTANCE_LIMIT, REGION, OverlayContext, Response, refuse, reply
+from local.identity import REGION
+from local.overlay.context import DEFAULT_INSTANCE_LIMIT, OverlayContext, Response, refuse, reply
 from local.overlay.seams import Seams
 
 Request = dict[str, Any]

@@ -24,17 +24,11 @@ import ministack.app as ministack_app
 from ministack.core import responses, router
 from ministack.services import cloudwatch_logs, eventbridge
 
+from local.identity import ACCESS_KEY, ACCOUNT, REGION, SECRET_KEY, sdk_environment
+from local.identity import MARKER_ENV as MARKER_ENV
 from local.overlay.clock import Clock
 
 log = logging.getLogger("local")
-
-ACCOUNT = "000000000000"
-REGION = "us-east-1"
-ACCESS_KEY = "test"
-SECRET_KEY = "test"  # noqa: S105 - any key is accepted on this server
-
-MARKER_ENV = "LOCAL_AWS_ID"
-"""Set in the server's environment and inherited by everything it starts; `down` ends every process that carries it."""
 
 DEFAULT_INSTANCE_LIMIT = 20
 """Quota of every instance type and use of a training job, unless `OverlayContext.limits` says otherwise."""
@@ -113,14 +107,7 @@ class OverlayContext:
 
     def credentials(self) -> dict[str, str]:
         """Environment with which an SDK in a child process (job, build, function) reaches this server."""
-        return {
-            "AWS_ENDPOINT_URL": self.endpoint,
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-            "AWS_REGION": REGION,
-            "AWS_DEFAULT_REGION": REGION,
-            MARKER_ENV: os.environ.get(MARKER_ENV, ""),
-        }
+        return {**sdk_environment(self.endpoint), MARKER_ENV: os.environ.get(MARKER_ENV, "")}
 
     def client(self, service: str) -> Any:
         """A boto3 client for this server; use it in threads only, never on the server's event loop."""

@@ -19,6 +19,7 @@ MENDED = (
     "logs",
     "alarms",
     "event_targets",
+    "schedules",
     "buckets",
     "tables",
     "images",

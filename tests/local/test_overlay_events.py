@@ -82,6 +82,16 @@ def test_failing_target_function_is_tried_again(aws: LocalAws, stock: LocalAws) 
     assert (calls[aws](), calls[stock]()) == (3, 1)
 
 
+def test_schedule_goes_by_the_clock(aws: LocalAws) -> None:
+    name, (url, arn) = unique("schedule"), _queue(aws)
+    aws.client("events").put_rule(Name=name, ScheduleExpression="rate(5 minutes)")
+    aws.client("events").put_targets(Rule=name, Targets=[{"Id": "queue", "Arn": arn}])
+    assert "Messages" not in aws.client("sqs").receive_message(QueueUrl=url)
+    aws.advance_clock(301)
+    message = eventually(lambda: aws.client("sqs").receive_message(QueueUrl=url).get("Messages"))[0]
+    assert json.loads(message["Body"])["detail-type"] == "Scheduled Event"
+
+
 def test_quotas_of_training_jobs(aws: LocalAws, stock: LocalAws) -> None:
     spot = quota_name("ml.p6-b200.48xlarge", "spot training job usage")
     aws.control("sagemaker/limit", {"quota": spot, "value": 3})
