@@ -1,4 +1,4 @@
-"""`python -m local up | status | down`: the embedded AWS for hand work with cdk, boto3 and the aws CLI.
+"""`python -m local up | status | down | run`: the embedded AWS for hand work with cdk, boto3 and the aws CLI.
 
 `up` prints `export` lines on standard output and everything else on standard error, so that
 `eval "$(python -m local up)"` is all a shell needs.
@@ -12,6 +12,7 @@ import shlex
 import sys
 from typing import Any
 
+from local import run
 from local.server import PROJECT, LocalAws, LocalAwsError, client_environment, end_marked, end_process, healthy, marked
 
 WORK_DIR = PROJECT / "build" / "local-aws"
@@ -31,11 +32,14 @@ def main(arguments: list[str] | None = None) -> int:
         "--json", action="store_true"
     )
     commands.add_parser("down", help="stop it and everything that it started")
+    run.add_arguments(commands.add_parser("run", help="one job spec through the deployed workflow, faults included"))
     options = parser.parse_args(arguments)
     if options.command == "up":
         return up(options.port, as_json=options.json)
     if options.command == "status":
         return status(as_json=options.json)
+    if options.command == "run":
+        return run.main(options)
     return down()
 
 
