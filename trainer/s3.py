@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -21,25 +21,35 @@ def region() -> str:
 
 
 def client() -> Any:
-    """A boto3 S3 client that rides out throttling and lost connections."""
+    """The boto3 S3 client of this process: safe in threads, rides out throttling and lost connections."""
+    return _client(region(), _endpoint())
+
+
+@functools.lru_cache(maxsize=4)
+def _client(region_name: str, endpoint: str | None) -> Any:
     import boto3
     from botocore.config import Config
 
-    return boto3.client(
+    return boto3.session.Session().client(
         "s3",
-        region_name=region(),
+        region_name=region_name,
+        endpoint_url=endpoint,
         config=Config(
             retries={"mode": "standard", "total_max_attempts": 8},
             connect_timeout=10,
             read_timeout=60,
-            s3={"addressing_style": "path" if custom_endpoint() else "auto"},
+            s3={"addressing_style": "path" if endpoint else "auto"},
         ),
     )
 
 
+def _endpoint() -> str | None:
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+
+
 def custom_endpoint() -> bool:
     """Whether S3 is another service than AWS's (an emulator): those want the bucket in the path."""
-    return bool(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"))
+    return _endpoint() is not None
 
 
 class S3Folder:
@@ -51,26 +61,15 @@ class S3Folder:
     def __init__(self, uri: str) -> None:
         self.bucket, key = split_s3_uri(uri)
         self.prefix = key if not key or key.endswith("/") else f"{key}/"
-        self._client: Any = None
-        self._making = threading.Lock()
 
     @property
     def uri(self) -> str:
         """The folder's URI, with a slash at its end."""
         return f"s3://{self.bucket}/{self.prefix}"
 
-    def sub(self, name: str) -> S3Folder:
-        """The folder `name` inside this one; shares the connection."""
-        folder = S3Folder(f"{self.uri}{name}/")
-        folder._client = self._s3
-        return folder
-
     @property
     def _s3(self) -> Any:
-        with self._making:  # boto3's default session is not made for concurrent first use
-            if self._client is None:
-                self._client = client()
-            return self._client
+        return client()
 
     def list(self, name: str = "") -> dict[str, int]:
         """Name -> size in bytes of every object whose name starts with `name`."""

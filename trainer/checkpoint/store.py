@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
@@ -249,7 +250,12 @@ class CheckpointStore:
         writer = CheckpointWriter(f"{self._remote.uri}{folder.name}/" if self._direct and self._remote else folder)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            dcp_save(state, storage_writer=writer, process_group=group.process_group, no_dist=not group.distributed)
+            # What several ranks hold alike goes into the lowest one's file: a rank then reads its own file and rank 0's.
+            planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+            dcp_save(
+                state, storage_writer=writer, planner=planner, process_group=group.process_group,
+                no_dist=not group.distributed,
+            )  # fmt: skip
         files: dict[str, FileEntry] = {}
         for entries in group.gather(writer.hashing.entries):
             files |= entries
@@ -318,10 +324,11 @@ class CheckpointStore:
             if step not in retained:
                 delete_folder(old)
 
-    def _write_error(self, step: int, cause: str) -> FindingsError:
+    def _write_error(self, step: int | None, cause: str) -> FindingsError:
         where = self._remote.uri if self._direct and self._remote else str(self._root)
         free = "" if self._direct else _free_space(self._root)
-        message = f"checkpoint of step {step} in {where}: {cause}{free}"
+        what = "checkpoints" if step is None else f"checkpoint of step {step}"
+        message = f"{what} in {where}: {cause}{free}"
         return FindingsError([Finding(
             id="BTS-412", path="training.checkpoint", message=message, legal="a place with room that may be written to"
         )])  # fmt: skip
@@ -344,7 +351,7 @@ class CheckpointStore:
         try:
             self._group.agree(write)
         except RankFailureError as error:
-            raise self._write_error(0, str(error)) from None
+            raise self._write_error(None, str(error)) from None
 
     # ------------------------------------------------------------------ durability
 
