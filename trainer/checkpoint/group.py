@@ -62,7 +62,7 @@ class Group:
         gathered = self.gather((result, failure))
         failures = {rank: text for rank, (_, text) in enumerate(gathered) if text is not None}
         if failures:
-            raise RankFailureError(by_rank(failures, self.world_size))
+            raise RankFailureError(by_rank(failures))
         return [value for value, _ in gathered]  # type: ignore[misc]
 
     def from_first(self, action: Callable[[], T]) -> T:
@@ -73,10 +73,10 @@ class Group:
         self.gather(None)
 
 
-def by_rank(failures: dict[int, str], world_size: int) -> str:
+def by_rank(failures: dict[int, str]) -> str:
     """One line for the failures of several ranks; equal ones are said once."""
     texts = list(dict.fromkeys(failures.values()))
-    if world_size == 1:
+    if not (dist.is_available() and dist.is_initialized()):
         return texts[0]
     said = [f"rank {next(r for r, t in failures.items() if t == text)}: {text}" for text in texts[:3]]
     return "; ".join(said) + (f" (and {len(texts) - 3} more)" if len(texts) > 3 else "")
@@ -85,7 +85,7 @@ def by_rank(failures: dict[int, str], world_size: int) -> str:
 def describe(error: BaseException) -> str:
     """The cause of a failure in one line, out of PyTorch's wrappers and chains of exceptions."""
     if isinstance(error, CheckpointException):
-        return by_rank({rank: describe(inner) for rank, (inner, _) in error.failures.items()}, len(error.failures))
+        return by_rank({rank: describe(inner) for rank, (inner, _) in error.failures.items()})
     inner: BaseException = error
     while not isinstance(inner, OSError) and (inner.__cause__ or inner.__context__):
         inner = inner.__cause__ or inner.__context__  # type: ignore[assignment]
