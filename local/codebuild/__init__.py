@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -45,7 +46,7 @@ def install(context: OverlayContext) -> None:
             run = runs[known] = BuildRun(context, build, copy.deepcopy(project))
             run.emit()
             context.spawn(run.run, name=f"build-{known}")
-        return hooks.after_call(faults, "codebuild", "StartBuild") or codebuild.json_response(
+        return hooks.after_call(faults, "codebuild", "StartBuild", json.dumps(request)) or codebuild.json_response(
             {"build": copy.deepcopy(codebuild._builds[known])}
         )
 

@@ -139,19 +139,19 @@ class FaultEngine:
                     return True
         return False
 
-    def api_failure(self, service: str, operation: str, *, after_effect: bool) -> ApiFailure | None:
+    def api_failure(self, service: str, operation: str, text: str = "", *, after_effect: bool) -> ApiFailure | None:
         """The error that answers this call; every call counts, also one that nothing happens to."""
-        return self._counted_call(ApiFailure, service, operation, after_effect=after_effect)  # type: ignore[return-value]
+        return self._counted_call(ApiFailure, service, operation, text, after_effect=after_effect)  # type: ignore[return-value]
 
-    def lambda_kill(self, service: str, operation: str, *, when: str) -> LambdaKilled | None:
+    def lambda_kill(self, service: str, operation: str, text: str = "", *, when: str) -> LambdaKilled | None:
         """The function to kill at this call."""
-        return self._counted_call(LambdaKilled, service, operation, when=when)  # type: ignore[return-value]
+        return self._counted_call(LambdaKilled, service, operation, text, when=when)  # type: ignore[return-value]
 
-    def _counted_call(self, kind: type, service: str, operation: str, **wanted: Any) -> Fault | None:
+    def _counted_call(self, kind: type, service: str, operation: str, text: str, **wanted: Any) -> Fault | None:
         found: Fault | None = None
         with self._lock:
             for number, fault in self._of(kind):
-                same = fault.service == service and fault.operation == operation
+                same = (fault.service, fault.operation) == (service, operation) and fault.text in text
                 if not same or any(getattr(fault, name) != value for name, value in wanted.items()):
                     continue
                 self._calls[number] += 1
@@ -160,12 +160,13 @@ class FaultEngine:
                     found = fault
         return found
 
-    def event_fault(self, detail_type: str, status: str) -> EventFault | None:
+    def event_fault(self, detail_type: str, status: str, text: str = "") -> EventFault | None:
         """What happens to this event."""
         with self._lock:
             for number, fault in self._of(EventFault):
                 if (
-                    fnmatch.fnmatchcase(detail_type, fault.detail_type)
+                    fault.text in text
+                    and fnmatch.fnmatchcase(detail_type, fault.detail_type)
                     and fnmatch.fnmatchcase(status, fault.status)
                     and self._take(number, fault, fault.times, detail_type=detail_type, status=status)
                 ):

@@ -39,18 +39,19 @@ def before_call(engine: FaultEngine, call: ApiCall) -> Response | None:
     """The error that answers a call instead of its service, or None."""
     if not call.operation:
         return None
-    if kill := engine.lambda_kill(call.service, call.operation, when="before"):
+    text = call.body.decode("utf-8", "replace")
+    if kill := engine.lambda_kill(call.service, call.operation, text, when="before"):
         kill_function(kill.function)
         return error_response("InternalFailure", "the caller was killed", 500)
-    fault = engine.api_failure(call.service, call.operation, after_effect=False)
+    fault = engine.api_failure(call.service, call.operation, text, after_effect=False)
     return None if fault is None else _failure(fault)
 
 
-def after_call(engine: FaultEngine, service: str, operation: str) -> Response | None:
+def after_call(engine: FaultEngine, service: str, operation: str, text: str) -> Response | None:
     """The error that takes the place of an answer whose call has done its work, or None."""
-    if kill := engine.lambda_kill(service, operation, when="after"):
+    if kill := engine.lambda_kill(service, operation, text, when="after"):
         kill_function(kill.function)
-    fault = engine.api_failure(service, operation, after_effect=True)
+    fault = engine.api_failure(service, operation, text, after_effect=True)
     return None if fault is None else _failure(fault)
 
 
@@ -93,7 +94,7 @@ class EventFaults:
         detail_type = str(entry.get("DetailType", ""))
         detail = json.loads(entry.get("Detail") or "{}")
         status = str(detail.get("SecondaryStatus") or detail.get("status") or detail.get("build-status") or "")
-        fault = self._engine.event_fault(detail_type, status)
+        fault = self._engine.event_fault(detail_type, status, json.dumps(detail))
         what = fault.what if fault else ""
         if fault and what == "delayed":
             self._context.spawn(self._later, entry, fault.seconds, name="delayed-event")

@@ -161,30 +161,30 @@ class CheckpointFile(_Counted):
     seconds: float = Field(5, gt=0, description="how late")
 
 
-class ApiFailure(_Fault):
+class _OnCall(_Fault):
+    service: str = Field("sagemaker", description="signing name: sagemaker, codebuild, ecr, states, dynamodb, ...")
+    operation: str
+    text: str = Field("", description="only calls whose body contains this text count, a run's name for instance")
+    nth: int = Field(1, ge=1)
+    times: int = Field(1, ge=1)
+
+
+class ApiFailure(_OnCall):
     """The nth call of an operation, and `times - 1` after it, are answered with an error."""
 
     kind: Literal["api_error"]
-    service: str = Field("sagemaker", description="signing name: sagemaker, codebuild, ecr, states, dynamodb, ...")
-    operation: str
-    nth: int = Field(1, ge=1)
-    times: int = Field(1, ge=1)
     code: str
     message: str = "injected fault"
     status: int = Field(400, ge=400, le=599)
     after_effect: bool = Field(False, description="the call does its work and only its answer is lost (sagemaker only)")
 
 
-class LambdaKilled(_Fault):
+class LambdaKilled(_OnCall):
     """A function's process is killed when it makes its nth call of an operation, before or after the call's effect."""
 
     kind: Literal["lambda_killed"]
     function: str = Field(description="text that the function's name contains, whatever the case")
-    service: str = "sagemaker"
-    operation: str
     when: Literal["before", "after"] = Field("after", description="after: only for sagemaker and codebuild")
-    nth: int = Field(1, ge=1)
-    times: int = Field(1, ge=1)
 
 
 class EventFault(_Fault):
@@ -194,6 +194,7 @@ class EventFault(_Fault):
     what: Literal["lost", "doubled", "delayed", "swapped"]
     detail_type: str = Field("SageMaker Training Job State Change", description="glob")
     status: str = Field("*", description="glob on the detail's SecondaryStatus, or status for executions")
+    text: str = Field("", description="only events whose detail contains this text, a run's name for instance")
     seconds: float = Field(3, gt=0, description="how late, when delayed")
     times: int = Field(1, ge=1)
 

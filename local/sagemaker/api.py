@@ -82,7 +82,7 @@ class SageMakerApi:
             return hooks.error_response(error.code, error.message, error.status)
         except json.JSONDecodeError:
             return hooks.error_response("SerializationException", "the request is not JSON", 400)
-        failure = hooks.after_call(self._faults, "sagemaker", operation)
+        failure = hooks.after_call(self._faults, "sagemaker", operation, body.decode("utf-8", "replace"))
         if failure is not None:
             return failure
         response: Response = json_response(answer)

@@ -146,7 +146,7 @@ def test_checkpoint_files(aws: LocalAws, jobs: StubJobs, what: str) -> None:
 
 
 def test_stop(aws: LocalAws, jobs: StubJobs) -> None:
-    aws.set_faults([{"kind": "stop", "second": 0.2}])
+    aws.set_faults([{"kind": "stop", "step": 2}])
     assert jobs.wait(jobs.create(jobs.request(steps=1000)))["SecondaryStatus"] == "Stopped"
 
 
