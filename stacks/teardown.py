@@ -105,9 +105,7 @@ def _groups_of_their_own(stack: cdk.Stack) -> list[str]:
     return [*functions, *projects]
 
 
-def _running_work(
-    roles: Roles, image: Image, state_machines: Sequence[stepfunctions.StateMachine]
-) -> list[Permission]:
+def _running_work(roles: Roles, image: Image, state_machines: Sequence[stepfunctions.StateMachine]) -> list[Permission]:
     stack = cdk.Stack.of(roles)
     return [
         Permission("Executions", ("states:ListExecutions",), tuple(m.state_machine_arn for m in state_machines)),
