@@ -63,8 +63,11 @@ class Remedy(StrEnum):
     RETRY_SAME = "retry_same"
     """The same request again, from the newest checkpoint, on new instances."""
     NEXT_CAPACITY = "next_capacity"
+    """The next entry of the capacity list, from the newest checkpoint."""
     WAIT_AND_RETRY = "wait_and_retry"
+    """The same request again after a while that grows, up to a deadline."""
     SKIP_DATA = "skip_data"
+    """Once, where the spec allows it: from an older checkpoint, past the data that was read when it happened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +216,8 @@ TERMINAL_STATUSES = frozenset({"Completed", "Failed", "Stopped"})
 """TrainingJobStatus values after which nothing more happens."""
 
 _BY_EXIT_CODE = {code: verdict for verdict, code in EXIT_CODES.items() if code}
-_EXIT_CODE = re.compile(r"exit ?code:? (\d+)", re.IGNORECASE)
-_KILLED_EXIT_CODE = 137  # 128 + SIGKILL: the host, not the program, ended it
+_EXIT_CODE = re.compile(r"exit ?code:? (-?\d+)", re.IGNORECASE)
+_KILLED_EXIT_CODES = (137, -9)  # SIGKILL: the host, not the program, ended it
 
 _FAILURE_REASONS: tuple[tuple[re.Pattern[str], Verdict], ...] = (
     (
@@ -293,7 +296,7 @@ def _classify_failed(reason: str, record: FailureRecord | None) -> Ending:
     code = _EXIT_CODE.search(reason)
     if code is not None:
         number = int(code[1])
-        killed = number == _KILLED_EXIT_CODE
+        killed = number in _KILLED_EXIT_CODES
         return Ending(Verdict.HARDWARE if killed else _BY_EXIT_CODE.get(number, Verdict.USER_ERROR), first_line)
     return Ending(Verdict.USER_ERROR, first_line)
 
