@@ -18,4 +18,4 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Applies the angles ([..., head_dim], broadcastable to x) in FP32 and returns the type of x."""
     wide = x.float()
     low, high = wide.chunk(2, dim=-1)
-    return (wide * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
+    return torch.addcmul(wide * cos, torch.cat((-high, low), dim=-1), sin).to(x.dtype)

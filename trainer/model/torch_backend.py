@@ -119,6 +119,8 @@ class SelfAttention(nn.Module):
             part.reshape(batch, length, -1, self.head_dim).transpose(1, 2)
             for part in qkv.split((self.queries, 1, 1), dim=3)
         )
+        if x.device.type == "cpu":
+            q, k, v = q.float(), k.float(), v.float()  # PyTorch's CPU attention is 2.5 times as fast in FP32
         if inputs.rotary is not None:
             cos, sin = inputs.rotary
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
@@ -131,7 +133,7 @@ class SelfAttention(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             enable_gqa=self.queries > 1,
         )
-        return self.proj(y.transpose(1, 2).reshape(batch, length, -1))
+        return self.proj(y.transpose(1, 2).reshape(batch, length, -1).to(x.dtype))
 
 
 class TransformerLayer(nn.Module):
