@@ -89,11 +89,11 @@ class FaultEngine:
                     return False
         return True
 
-    def due(self, job: str, step: int | None, second: float) -> list[Fault]:
+    def due(self, job: str, step: int | None, second: float, kinds: tuple[type, ...] = TIMED) -> list[Fault]:
         """Timed faults of a job whose moment has come; each is handed out once and then counts as happened."""
         found: list[Fault] = []
         with self._lock:
-            for number, fault in self._of(*TIMED):
+            for number, fault in self._of(*kinds):
                 if isinstance(fault, HostLost) and fault.during_upload is not None:
                     continue
                 at_step = fault.step is None or (step is not None and step >= fault.step)

@@ -1,7 +1,7 @@
 """The language of faults: what may go wrong on the embedded AWS, when, and to whom. A file is a JSON list of these.
 
 Where a fault has a moment, `step` is an optimizer step seen in the job's own log (at that step or later) and `second`
-counts from the start of the job's first container; with neither it happens as soon as it can.
+counts from the creation of the job; with neither it happens as soon as it can.
 """
 
 from __future__ import annotations
@@ -223,6 +223,8 @@ Faults = TypeAdapter(list[Fault])
 IN_TRAINER = (OutOfMemory, NotANumber, LossSpike, Hang, Error, SlowStep, SlowSave)
 """Kinds that the trainer does to itself."""
 TIMED = (Interruption, HostLost, Kill, Stop, MoveClock)
+WITHOUT_CONTAINER = (Stop, MoveClock)
+"""Those of them that can happen while a job waits for instances."""
 
 
 def load_faults(path: Path) -> list[Fault]:

@@ -22,7 +22,7 @@ from blackwell.telemetry import TRAINING_LOG_GROUP, parse_step
 from blackwell.trainer_config import ENV_ML_ROOT
 from local.docker_shim.store import Image
 from local.faults.engine import FaultEngine
-from local.faults.model import Fault, HostLost, Interruption, Kill, MoveClock, Stop
+from local.faults.model import TIMED, WITHOUT_CONTAINER, Fault, HostLost, Interruption, Kill, MoveClock, Stop
 from local.overlay.context import OverlayContext
 from local.sagemaker import sync
 from local.sagemaker.container import Container
@@ -129,7 +129,7 @@ class JobRun:
         self.clock = host.context.clock
         self.folder = host.context.work_dir / "jobs" / job.name
         self.step: int | None = None
-        self.first_start: float | None = None
+        self.created = time.monotonic()
         self.starts = 0
         self.plan = self._plan()
         self._log_epoch = 0
@@ -175,6 +175,8 @@ class JobRun:
         pending_limit = self.job.record["StoppingCondition"].get("MaxPendingTimeInSeconds")
         self._sleep(PHASE_SECONDS)
         while True:
+            for fault in self._due(WITHOUT_CONTAINER):
+                self._do(fault, [])
             if end := self._stopped_while_waiting():
                 return end
             if self.plan is not None:
@@ -298,8 +300,6 @@ class JobRun:
             spawn=self.host.context.spawn,
         )
         self.host.track(container)
-        if self.first_start is None:
-            self.first_start = time.monotonic()
         return container
 
     def _next_epoch(self, index: int) -> int:
@@ -383,8 +383,7 @@ class JobRun:
                 return Ending("MaxWaitTimeExceeded", deadline)
             if self.plan is not None and not self.plan.window(self.clock.now()):
                 return Ending("Interrupted", deadline)
-        second = time.monotonic() - (self.first_start or time.monotonic())
-        for fault in self.host.faults.due(self.job.name, self.step, second):
+        for fault in self._due():
             if isinstance(fault, Interruption):
                 current = Ending(
                     "Interrupted",
@@ -397,6 +396,9 @@ class JobRun:
             else:
                 self._do(fault, containers)
         return current
+
+    def _due(self, kinds: tuple[type, ...] = TIMED) -> list[Fault]:
+        return self.host.faults.due(self.job.name, self.step, time.monotonic() - self.created, kinds)
 
     def _do(self, fault: Fault, containers: list[Container]) -> None:
         if isinstance(fault, Kill):
