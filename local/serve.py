@@ -26,7 +26,7 @@ SETTINGS = {
     "BIND_HOST": HOST,
     "SFTP_ENABLED": "0",
     "IOT_MTLS_ENABLED": "0",
-    "LAMBDA_WARM_TTL_SECONDS": "45",  # a warm worker holds about 50 MB
+    "LAMBDA_WARM_TTL_SECONDS": "120",  # a warm worker holds about 50 MB, a cold start takes most of a second
     "LAMBDA_ACCOUNT_CONCURRENCY": "24",
     "AWS_EC2_METADATA_DISABLED": "true",
 }

@@ -216,10 +216,9 @@ class TaskRunner:
             beat_by = sfn._task_tokens[token]["beat"] + heartbeat if heartbeat is not None else deadline
             if self._context.waiting.wait(execution, outcome.done, min(deadline, beat_by)):
                 break
-            now = self._clock.monotonic()
-            if now >= deadline:
+            if beat_by >= deadline:
                 raise sfn._ExecutionError("States.Timeout", None)
-            if heartbeat is not None and now >= sfn._task_tokens[token]["beat"] + heartbeat:
+            if sfn._task_tokens[token]["beat"] + (heartbeat or 0) <= beat_by:  # no heartbeat came meanwhile
                 raise sfn._ExecutionError("States.HeartbeatTimeout", None)
         if execution["status"] != "RUNNING":
             raise sfn._ExecutionError("States.Aborted", "the execution has ended")

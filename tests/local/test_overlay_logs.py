@@ -298,9 +298,9 @@ def test_alarm_sees_its_dimensions_and_missing_data(aws: LocalAws, stock: LocalA
         namespace = unique("Test")
         put(server, namespace, "b", 100)
         quiet, silent = _alarm(server, namespace), _alarm(server, namespace, TreatMissingData="breaching")
-        states[server] = [_alarm_state(server, quiet), _alarm_state(server, silent)]
-    assert states[aws] == ["INSUFFICIENT_DATA", "ALARM"]
-    assert states[stock] == ["ALARM", "ALARM"]
+        states[server] = [_alarm_state(server, quiet), _alarm_state(server, silent), _values(server, namespace, "M")]
+    assert states[aws] == ["INSUFFICIENT_DATA", "ALARM", []]
+    assert states[stock] == ["ALARM", "ALARM", [100.0]]
     namespace = unique("Test")
     name = _alarm(aws, namespace, TreatMissingData="notBreaching")
     put(aws, namespace, "a", 100)
