@@ -48,6 +48,8 @@ class Gpu:
     domain: int
     """GPUs that reach each other over NVLink."""
     source: str
+    sustained: float = 1.0
+    """Clock under load relative to the usual power limit of the model."""
 
     def has(self, precision: Precision) -> bool:
         """True where the tensor cores take this format."""
@@ -81,7 +83,8 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
                 2.40,
                 450,
                 8,
-                "torchtitan's test bed: H100 with 95 GiB of HBM2e; usable memory from its logs",
+                "torchtitan's test bed: H100 with 95 GiB of HBM2e at 500 W of 700 W (clock as the root); usable memory from its logs",
+                sustained=0.845,
             ),
             Gpu("H200-141GB", (9, 0), 140.4, 139.80, _peaks(989, 1979, tf32=494), 4.80, 450, 8, _HOPPER),
             Gpu("B200", (10, 0), 179.06, 178.35, _peaks(2250, 4500, 9000, tf32=1100), 7.67, 900, 8, _B200),

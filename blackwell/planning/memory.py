@@ -1,8 +1,8 @@
 """Peak memory of one GPU, as a sum of physical terms.
 
 A training step has three moments at which memory can peak: the end of the forward pass with the loss (all saved
-activations and the logits), the backward pass of the layers (one layer recomputed or differentiated while gradients
-gather), and the optimizer step. Every moment is the sum of its terms; the peak is the largest, times what the
+activations and the logits), the start of the backward pass (all saved activations and one layer recomputed or
+differentiated), and its end (all gradients, and the last reduction). Every moment is the sum of its terms; the peak is the largest, times what the
 allocator loses. All terms are decimal GB per GPU.
 
 Sources: activation counts after Korthikanti et al. 2022 (arXiv 2205.05198), recounted for SwiGLU, grouped queries and
@@ -19,6 +19,8 @@ from blackwell.planning.configuration import Configuration
 from blackwell.planning.stacks import STACKS, MemoryConstants, Stack
 from blackwell.spec import ActivationCheckpointing, Precision
 
+COMPILED_LOGITS = 0.85
+"""Of the bytes per logit, what a compiler leaves: torchtitan's compiled runs hold about 2 bytes per logit less."""
 CHUNKS = 8
 """Pieces into which a chunked cross-entropy cuts the tokens."""
 
@@ -51,7 +53,7 @@ class Memory:
     fixed: float
     allocator: float
     moment: str
-    """`loss`, `backward` or `optimizer`: when the peak is."""
+    """When the peak is: `loss` (end of the forward pass), `backward` (its start) or `end` (gradients complete)."""
 
     @property
     def allocated(self) -> float:
@@ -78,7 +80,7 @@ class Memory:
             "live layer": self.live_layer,
             "loss and logits": self.logits,
             "workspace": self.fixed,
-            "allocator": self.allocator,
+            "allocator and streams": self.allocator,
         }
 
 
@@ -127,7 +129,7 @@ def _split_by_cost(c: Configuration) -> tuple[int, int]:
     return counts[0], counts[-1]
 
 
-def saved_bytes(c: Configuration, stack: Stack) -> tuple[float, float, float]:
+def saved_bytes(c: Configuration, stack: Stack, gathered_inputs: float = 0.0) -> tuple[float, float, float]:
     """Bytes saved per token and layer: without checkpointing, with selective, with full. Divided by tensor ranks.
 
     Counted per tensor that the backward pass needs, 2 bytes each: inputs of both norms, inputs of the fused QKV
@@ -136,8 +138,9 @@ def saved_bytes(c: Configuration, stack: Stack) -> tuple[float, float, float]:
     s, tp = c.shape, c.layout.tensor
     h, a, kv, f = s.hidden_size, s.attention_width, s.key_value_width, s.intermediate_size
     along = tp if c.layout.sequence_parallel else 1
-    inputs = 1 if stack.keeps_gathered_input else along
-    quantized = c.quantized_layers if c.precision.quantized and stack.saves_quantized else 0.0
+    inputs = along
+    whole = gathered_inputs * h * (1 - 1 / along)
+    quantized = c.quantized_layers if c.precision in stack.saves_quantized else 0.0
     operand = 2.0 * (1 - quantized)
     if quantized:
         copy = COPY_BYTES[c.precision]
@@ -148,6 +151,7 @@ def saved_bytes(c: Configuration, stack: Stack) -> tuple[float, float, float]:
     ups = 2 * f if s.gated else f
     none = (
         2 * 2 * h / along  # inputs of the two norms
+        + 2 * whole  # gathered inputs of column-parallel layers that are kept whole
         + operand * h / inputs  # input of QKV
         + feed_forward_operand * h / inputs  # input of the up-projection
         + 2 * (a + 2 * kv) / tp  # Q, K, V
@@ -156,11 +160,17 @@ def saved_bytes(c: Configuration, stack: Stack) -> tuple[float, float, float]:
         + feed_forward_operand * f / tp  # input of the down-projection
         + (2 * h / along if c.dropout else 0)  # masks of two dropouts
     )  # fmt: skip
+    if not (c.compiled or stack.fused_kernels):
+        # Eager norms keep a 32-bit copy of their input and the normalized value, eager SwiGLU keeps silu(gate).
+        none += 2 * (4 + 2) * h / along + (2 * f / tp if s.gated else 0)
     if stack.selective == "core_attention":
         selective = none
     else:
-        # PyTorch's per-operator list keeps attention outputs and every second matrix product.
-        selective = 2 * (2 * h / along + (a + kv) / tp + a / tp + f / tp)
+        # PyTorch's per-operator list keeps the layer's input, attention outputs and every second matrix product;
+        # quantized products are no operators of that list, their quantized inputs are kept instead.
+        products = 2 * (h / along + (a + kv) / tp + f / tp)
+        copies = COPY_BYTES.get(c.precision, 0.0) * (2 * h / along + a / tp + f / tp)
+        selective = 2 * (h / along + a / tp) + (1 - quantized) * products + quantized * copies
     return none, selective, 2 * h / along
 
 
@@ -194,7 +204,7 @@ def _stage_memory(c: Configuration, k: MemoryConstants, stack: Stack, stage: Sta
         / (shards if zero >= 1 else 1)
     )
 
-    none, selective, full = saved_bytes(c, stack)
+    none, selective, full = saved_bytes(c, stack, k.gathered_inputs)
     tokens = c.tokens
     none *= k.saved
     selective = none if stack.selective == "core_attention" else selective * k.selective
@@ -210,6 +220,9 @@ def _stage_memory(c: Configuration, k: MemoryConstants, stack: Stack, stage: Sta
     recomputes = c.checkpointing is not ActivationCheckpointing.NONE
     # One layer's tensors recomputed, and the gradients of its widest tensors; without recomputation gradients only.
     live = tokens * k.live * (none if recomputes else 0.5 * none)
+    if layout.tensor > 1:
+        # Inputs gathered from the tensor ranks and outputs before they are scattered, around two blocks.
+        live += tokens * k.live * 2 * s.hidden_size * 4 * (1 - 1 / tp)
 
     quantized = 0.0
     if c.precision.quantized and stack.keeps_quantized_weights:
@@ -222,28 +235,37 @@ def _stage_memory(c: Configuration, k: MemoryConstants, stack: Stack, stage: Sta
     gathered = reduction = 0.0
     if zero >= 3:
         gathered = stack.compute_bytes * layer * (2 if c.reshard else stage.layers)
-        if stack.gathers_root:
-            gathered += stack.compute_bytes * (vocabulary if stage.head or stage.embedding else 0)
+        if stage.head or stage.embedding:
+            gathered += stack.compute_bytes * vocabulary
         reduction = (stack.compute_bytes + stack.reduce_bytes) * max(layer, vocabulary if stage.head else 0)
-        if not c.reshard and layout.pipeline > 1:
+        if layout.pipeline > 1:
+            # Gradients of all micro batches gather unsharded before they are reduced once.
             reduction = stack.compute_bytes * (stage.layers * layer + root)
 
     logits = 0.0
     if stage.head and s.vocab_size and c.loss != "none":
-        each = {"full": k.logits, "compiled": 0.6 * k.logits, "chunked": k.logits / CHUNKS}[c.loss]
+        each = k.logits * stack.logit_bytes * {"full": 1.0, "compiled": COMPILED_LOGITS, "chunked": 1 / CHUNKS}[c.loss]
         logits = tokens * s.vocab_size / tp * each + (4 * tokens * s.hidden_size if c.loss == "chunked" else 0)
 
-    held = gradients * (1.0 if c.accumulation > 1 or layout.pipeline > 1 else k.gradients)
+    # Before the backward pass no gradient is alive, unless it is a buffer or a sum over micro batches.
+    held = gradients if stack.gradient_buffers or c.accumulation > 1 else 0.0
+    if layout.pipeline > 1 and zero >= 3:
+        held += reduction
+    # What is allocated in the stream of the reductions can never reuse blocks of the computation.
+    apart = k.gradients * max(0.0, gradients + reduction - held) if stack.reduction_stream and zero >= 3 else 0.0
+    last_live = live + per_layer
     moments = {
-        "loss": (held, gathered + reduction, activations, quantized, 0.0, logits),
-        "backward": (held, gathered + reduction, activations, quantized, live, 0.0),
-        "optimizer": (gradients, 0.0, 0.0, 0.0, 0.0, 0.0),
+        "loss": (held, gathered, activations, quantized, 0.0, logits),
+        "backward": (held, gathered, activations, quantized, live, 0.0),
+        "end": (gradients + reduction, gathered, 0.0, 0.0, last_live, 0.0),
     }
     moment = max(moments, key=lambda name: sum(moments[name]))
     g, ga, ac, qu, li, lo = (value / GB for value in moments[moment])
+    if moment == "end":
+        apart = 0.0
     w, o = weights / GB, optimizer / GB
     allocated = w + g + o + ga + ac + qu + li + lo + k.fixed_gb
     lost = k.allocator - 1
-    if c.precision is Precision.NVFP4 and c.quantized_layers:
+    if c.precision is Precision.NVFP4 and stack.keeps_quantized_weights:
         lost *= NVFP4_FRAGMENTATION
-    return Memory(w, g, o, ga, ac, qu, li, lo, k.fixed_gb, lost * allocated, moment)
+    return Memory(w, g, o, ga, ac, qu, li, lo, k.fixed_gb, lost * allocated + apart / GB, moment)

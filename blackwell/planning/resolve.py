@@ -33,7 +33,7 @@ LADDER = (ActivationCheckpointing.NONE, ActivationCheckpointing.SELECTIVE, Activ
 def cpu_device(instance: Instance, processes: int) -> Gpu:
     """A CPU instance's share for one process, in the shape of a GPU. Its speed is not modelled."""
     memory_gib = instance.host_memory_gib / processes
-    peaks = {p: 1.0 for p in (Precision.FP32, Precision.FP16, Precision.BF16)}
+    peaks = dict.fromkeys((Precision.FP32, Precision.FP16, Precision.BF16), 1.0)
     return Gpu(
         f"{instance.name} process", (0, 0), memory_gib, memory_gib * HOST_SHARE, peaks, 0.05, 10, processes,
         "host memory of the instance over its processes",
@@ -75,7 +75,7 @@ def place_of(spec: JobSpec, entry: CapacityEntry, found: Instance) -> Place:
 
 def margin(c: Configuration) -> float:
     """Relative distance that the prediction must keep from the limit."""
-    return min(LARGEST_MARGIN, max(SMALLEST_MARGIN, constants(c.stack).memory_band))
+    return min(LARGEST_MARGIN, max(SMALLEST_MARGIN, constants(c.stack).memory_margin))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def evaluate(c: Configuration, limit_gb: float, known: Constants | None = None) 
     """Predicts one configuration."""
     k = known or constants(c.stack)
     m = memory(c, k.memory)
-    return Choice(c, m, speed(c, k.speed), m.reserved * (1 + margin(c)) <= limit_gb)
+    return Choice(c, m, speed(c, k.speed, m.reserved), m.reserved * (1 + margin(c)) <= limit_gb)
 
 
 def base_configuration(spec: JobSpec, place: Place) -> Configuration:

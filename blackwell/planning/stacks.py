@@ -7,14 +7,17 @@ constants stand in `data/constants.json`, written by `python -m blackwell calibr
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
-from typing import Any, Literal, Mapping
+from typing import Any, Literal
 
+from blackwell.hardware import Gpu
 from blackwell.spec import Precision
 
 CONSTANTS_FILE = "constants.json"
+FOLDS_FILE = "folds.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +35,29 @@ class Stack:
     """Of a gathered weight."""
     reduce_bytes: float = 4
     """Of a gradient while it is reduced."""
-    gathers_root: bool = True
-    """Embedding and head are gathered whole."""
+    fused_kernels: bool = True
+    """Norms and activations are fused kernels that keep no copies; plain PyTorch fuses them only when compiled."""
+    gradient_buffers: bool = False
+    """Gradients are buffers that live through the whole step (Megatron's main gradients)."""
+    reduction_stream: bool = True
+    """Gradients are reduced, and stay, in memory of their own stream; not where one compiled graph plans it all."""
     pipeline_split: Literal["even", "by_cost"] = "even"
-    keeps_gathered_input: bool = False
-    """Tensor parallel: the gathered input of a column-parallel layer is saved whole for the backward pass."""
-    saves_quantized: bool = False
-    """Inputs of quantized layers are saved quantized (Transformer Engine), not in 16 bit."""
+    saves_quantized: tuple[Precision, ...] = ()
+    """Precisions whose layers save their inputs quantized (Transformer Engine: all), not in 16 bit."""
     keeps_quantized_weights: bool = False
     """Quantized weight copies live from the forward pass to the backward pass."""
     selective: Literal["operators", "core_attention"] = "operators"
     """What selective checkpointing means: PyTorch's list of saved operators, or Megatron's core attention only."""
+    logit_bytes: float = 12
+    """Per logit of a full cross-entropy: bf16 logits, fp32 copy, fp32 and bf16 gradient; 5 where it works in place."""
     compiled_by_default: bool = False
     gib_column: bool = False
     """The published tables of this stack print GiB."""
     evidence: str = ""
     """Where the facts are from."""
 
+
+QUANTIZED = (Precision.FP8, Precision.FP8_DELAYED, Precision.MXFP8, Precision.NVFP4)
 
 STACKS: Mapping[str, Stack] = {
     stack.name: stack
@@ -58,48 +67,86 @@ STACKS: Mapping[str, Stack] = {
             4,
             4,
             8,
-            saves_quantized=True,
+            saves_quantized=QUANTIZED,
             keeps_quantized_weights=True,
             evidence="our trainer: FSDP2, fp32 sharded parameters and AdamW, bf16 gathered weights, fp32 reduction, chunked loss",
         ),
-        Stack("torchtitan", 4, 4, 8, evidence="FSDP2 mixed precision, fp32 parameters, fp32 reduction"),
+        Stack(
+            "torchtitan",
+            4,
+            4,
+            8,
+            fused_kernels=False,
+            saves_quantized=(Precision.NVFP4,),
+            evidence="FSDP2 mixed precision, fp32 parameters, fp32 reduction; its FP8 and MXFP8 layers save bf16",
+        ),
         Stack(
             "torchtitan-graph",
             4,
             4,
             8,
             compiled_by_default=True,
+            reduction_stream=False,
             evidence="torchtitan's graph trainer and SimpleFSDP: one compiled graph",
         ),
-        Stack("torchtune", 2, 2, 4, evidence="bf16 parameters and bf16 AdamW on one GPU"),
+        Stack("torchtune", 2, 2, 4, fused_kernels=False, evidence="bf16 parameters and bf16 AdamW on one GPU"),
         Stack(
             "te-fsdp",
             2,
             2,
             4,
-            saves_quantized=True,
+            saves_quantized=QUANTIZED,
             keeps_quantized_weights=True,
             evidence="TransformerEngine examples/pytorch/fsdp: bf16 parameters and Adam without master weights, fp32 reduction",
         ),
-        Stack("fsdp1", 4, 4, 8, evidence="PyTorch FSDP1 mixed precision: llm-foundry, fms-fsdp, Accelerate"),
+        Stack(
+            "fsdp1",
+            4,
+            4,
+            8,
+            fused_kernels=False,
+            evidence="PyTorch FSDP1 mixed precision: llm-foundry, fms-fsdp, Accelerate",
+        ),
         Stack(
             "megatron",
             2,
             4,
             12,
-            saves_quantized=True,
+            logit_bytes=5,
+            gradient_buffers=True,
+            saves_quantized=QUANTIZED,
             keeps_quantized_weights=True,
             selective="core_attention",
             evidence="Megatron-LM distributed optimizer: bf16 weights, fp32 main gradients, fp32 master and Adam; theoretical_memory_usage.py",
         ),
-        Stack("megatron-deepspeed", 2, 4, 12, selective="core_attention", evidence="Megatron-DeepSpeed, ZeRO-1, fp16"),
+        Stack(
+            "nemo",
+            2,
+            2,
+            12,
+            gradient_buffers=True,
+            logit_bytes=5,
+            saves_quantized=QUANTIZED,
+            keeps_quantized_weights=True,
+            selective="core_attention",
+            evidence="Megatron-Core under NeMo and Megatron-Bridge: their performance recipes keep gradients in bf16 (grad_reduce_in_fp32=False)",
+        ),
+        Stack(
+            "megatron-deepspeed",
+            2,
+            4,
+            12,
+            gradient_buffers=True,
+            selective="core_attention",
+            evidence="Megatron-DeepSpeed, ZeRO-1, fp16",
+        ),
         Stack(
             "nanotron",
             2,
             6,
             12,
+            gradient_buffers=True,
             pipeline_split="by_cost",
-            keeps_gathered_input=True,
             gib_column=True,
             evidence="bf16 weights and gradients, fp32 accumulated gradients, fp32 master and Adam; pipeline blocks cut by compute cost",
         ),
@@ -108,7 +155,7 @@ STACKS: Mapping[str, Stack] = {
             2,
             2,
             12,
-            saves_quantized=True,
+            saves_quantized=QUANTIZED,
             keeps_quantized_weights=True,
             evidence="bare te.TransformerLayer benchmarks",
         ),
@@ -126,15 +173,17 @@ class MemoryConstants:
     """Times the counted bytes of saved activations."""
     selective: float = 1.0
     """The same with selective checkpointing."""
+    gathered_inputs: float = 0.0
+    """Inputs of column-parallel layers, per layer, that stay gathered from the tensor ranks until the backward pass."""
     live: float = 1.0
     """Layers' worth of activations and their gradients alive while one layer runs backward."""
-    gradients: float = 1.0
-    """Share of the persistent gradients alive at the peak of the activations."""
+    gradients: float = 0.8
+    """Share of sharded gradients and reduction buffers that lie in blocks of their own stream, so add to the peak."""
     allocator: float = 1.08
     """Reserved over allocated memory: rounding and fragmentation."""
-    logits: float = 10.0
-    """Bytes per logit of an unfused cross-entropy (bf16 logits, fp32 copy, fp32 gradient)."""
-    fixed_gb: float = 0.3
+    logits: float = 1.0
+    """Times the counted bytes per logit."""
+    fixed_gb: float = 0.15
     """Workspaces that no size changes, GB."""
 
 
@@ -142,14 +191,21 @@ class MemoryConstants:
 class SpeedConstants:
     """Fitted for a stack."""
 
-    matmul: float = 0.75
-    """Share of the dense 16-bit peak that large matrix multiplications reach, before everything else is added."""
-    fp8_matmul: float = 0.65
+    ampere_matmul: float = 0.8
+    """Share of the dense 16-bit peak that large matrix multiplications reach, before operands and all else are added."""
+    hopper_matmul: float = 0.7
+    blackwell_matmul: float = 0.7
+    hopper_fp8_matmul: float = 0.6
     """The same of the FP8 peak, per-tensor scales."""
-    mxfp8_matmul: float = 0.6
-    nvfp4_matmul: float = 0.5
-    attention: float = 0.4
+    blackwell_fp8_matmul: float = 0.6
+    rowwise: float = 0.8
+    """Speed of FP8 with a scale per row, relative to a scale per tensor."""
+    mxfp8_matmul: float = 0.55
+    nvfp4_matmul: float = 0.4
+    ampere_attention: float = 0.5
     """Share of the 16-bit peak that attention reaches, causal operations counted half."""
+    hopper_attention: float = 0.3
+    blackwell_attention: float = 0.3
     bandwidth: float = 0.8
     """Share of the memory bandwidth that elementwise kernels and operands reach."""
     compiled_elementwise: float = 0.5
@@ -162,16 +218,40 @@ class SpeedConstants:
     """Share of the data-parallel communication that is not hidden by computation."""
     launch_us: float = 400.0
     """Microseconds of host time per layer and pass."""
+    tensor_launch_us: float = 50.0
+    """The same for every further tensor rank."""
+    pipelined_tensor_launch_us: float = 1.0
+    """The same again where a pipeline crosses nodes."""
+    unsharded_node_ms: float = 1.0
+    """Milliseconds per micro batch and node of a pipeline whose gradients are not sharded."""
+    retry_ms: float = 0.0
+    """Milliseconds per micro batch that an allocator at its limit costs."""
     step_ms: float = 5.0
     """Milliseconds per step that no size changes."""
 
-    def quantized_matmul(self, precision: Precision) -> float:
+    def matmul(self, gpu: Gpu) -> float:
+        """Share of the 16-bit peak."""
+        return (self.ampere_matmul, self.hopper_matmul, self.blackwell_matmul)[generation(gpu)] * gpu.sustained
+
+    def quantized_matmul(self, gpu: Gpu, precision: Precision, recipe: str = "") -> float:
         """Share of the precision's own peak."""
         if precision is Precision.MXFP8:
-            return self.mxfp8_matmul
-        if precision is Precision.NVFP4:
-            return self.nvfp4_matmul
-        return self.fp8_matmul
+            share = self.mxfp8_matmul
+        elif precision is Precision.NVFP4:
+            share = self.nvfp4_matmul
+        else:
+            share = self.blackwell_fp8_matmul if generation(gpu) == 2 else self.hopper_fp8_matmul
+        return share * gpu.sustained * (self.rowwise if recipe == "rowwise" else 1.0)
+
+    def attention(self, gpu: Gpu) -> float:
+        """Share of the 16-bit peak."""
+        return (self.ampere_attention, self.hopper_attention, self.blackwell_attention)[generation(gpu)] * gpu.sustained
+
+
+def generation(gpu: Gpu) -> int:
+    """0 up to Ampere and Ada, 1 Hopper and what is built like it, 2 Blackwell."""
+    major = gpu.compute_capability[0]
+    return 2 if major >= 10 else 0 if major == 8 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +260,10 @@ class Constants:
 
     memory: MemoryConstants = field(default_factory=MemoryConstants)
     speed: SpeedConstants = field(default_factory=SpeedConstants)
-    memory_band: float = 0.15
-    """Relative error that nine in ten unseen rows stay under; the planner's band and margin."""
+    memory_margin: float = 0.10
+    """Distance that a prediction keeps from the limit to count as fitting."""
+    memory_band: float = 0.20
+    """Relative error that nine in ten unseen rows stay under."""
     speed_band: float = 0.25
     memory_runs: int = 0
     """Measured configurations behind the constants."""

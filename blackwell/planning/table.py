@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from blackwell.findings import Finding, FindingsError
-from blackwell.hardware import gpu_by_name
+from blackwell.hardware import GB, GIB, gpu_by_name
 from blackwell.model import ModelShape
 from blackwell.planning.configuration import Configuration, Layout, Loss
-from blackwell.planning.stacks import FALLBACK, STACKS
+from blackwell.planning.memory import memory
+from blackwell.planning.stacks import FALLBACK, STACKS, MemoryConstants
 from blackwell.spec import ActivationCheckpointing, Precision
 
 COLUMNS = (
@@ -35,6 +36,7 @@ SCORED_USES = frozenset({"mem", "tps", "oom_label", "seed"})
 METRICS = frozenset({"max_allocated", "max_reserved", "peak_active", "unknown"})
 DEFAULT_VOCABULARY = 51_200
 """Megatron's padded GPT-2 vocabulary, where a table of GPT shapes leaves it out."""
+FAR_OVER = 1.25
 MAX_TABLE_ROWS = 1_000_000
 
 GIB_PER_GB = 1e9 / 2**30
@@ -224,9 +226,12 @@ def _configuration(cells: _Cells) -> tuple[Configuration | None, str | None]:
     c = Configuration(
         shape=shape, gpu=gpu, stack=stack, layout=layout, precision=precision, micro_batch=micro, accumulation=accumulation,
         seq_length=int(sizes["seq_len"] or 0), loss="none" if shape.vocab_size == 0 else "full",
-        dropout=STACKS[stack].name in ("te-fsdp", "megatron-deepspeed"),
+        gpus_per_node=4 if gpu.domain > 8 else 8, dropout=STACKS[stack].name in ("te-fsdp", "megatron-deepspeed"),
     )  # fmt: skip
-    return _settings(c, cells), None
+    c = _settings(c, cells)
+    if not cells.text("activation_ckpt") and not stack.startswith("torchtitan"):
+        c = lightest_checkpointing(c)
+    return c, None
 
 
 def infer_shape(
@@ -255,14 +260,23 @@ def infer_shape(
     return next(s for s in candidates if s.gated is not plain and not s.tie_word_embeddings)
 
 
+def lightest_checkpointing(c: Configuration) -> Configuration:
+    """No checkpointing unless that is far over the GPU's memory, else full: what somebody who ran it must have used."""
+    usable = c.gpu.memory_gib_usable * GIB / GB
+    if memory(c, MemoryConstants()).allocated <= FAR_OVER * usable:
+        return c
+    return replace(c, checkpointing=ActivationCheckpointing.FULL)
+
+
 _STACKS_BY_WORD = (
     ("fsdp.py", "te-fsdp"),
     ("megatron-deepspeed", "megatron-deepspeed"),
     ("nanotron", "nanotron"),
     ("torchtune", "torchtune"),
     ("automodel", "torchtitan"),
-    ("megatron", "megatron"),
-    ("nemo", "megatron"),
+    ("megatron-lm", "megatron"),
+    ("nemo", "nemo"),
+    ("megatron", "nemo"),
     ("llm-foundry", "fsdp1"),
     ("fms-fsdp fsdp2", "torchtitan"),
     ("fms-fsdp", "fsdp1"),
@@ -328,7 +342,8 @@ def parse_layout(text: str, ranks: int, stack: str, notes: str = "") -> Layout |
         virtual = 1
     return Layout(
         data=data, tensor=tensor, pipeline=pipeline, context=context, zero=zero, shard=shard,
-        sequence_parallel=stack != "megatron-deepspeed" and not (stack == "megatron" and "Korthikanti" in notes),
+        # Megatron-LM's own tables name sequence parallelism where it is on; the others turn it on with tensor ranks.
+        sequence_parallel=stack != "megatron-deepspeed" and (stack != "megatron" or "sp" in words.split("+")),
         virtual=virtual,
     )  # fmt: skip
 
@@ -374,9 +389,15 @@ def _settings(c: Configuration, cells: _Cells) -> Configuration:
         changes["activations_offloaded"] = reached >= 4
         if reached >= 5:
             changes["optimizer_bytes"] = 2.0
-    elif "chunked" in lowered or "chunkedloss" in lowered:
-        changes["loss"] = "chunked"
     changes["compiled"] = compiled or STACKS[stack].compiled_by_default or "+compile" in cells.text("framework")
+    if "chunked" in lowered and stack != "torchtune":
+        changes["loss"] = "chunked"
+    elif stack == "torchtitan-graph" and re.search(r"\bILP\b|full recompute baseline", notes):
+        changes["loss"] = "chunked"  # torchtitan's default by the time it planned its own memory
+    elif stack == "torchtitan" and c.gpu.name.split("-")[0] not in ("A100", "H100"):
+        changes["loss"] = "chunked"  # tables of newer GPUs are from versions with that default
+    if changes.get("loss", c.loss) == "full" and changes["compiled"]:
+        changes["loss"] = "compiled"
     if c.loss == "none":
         changes["loss"] = "none"
     if "never" in lowered and "reshard" not in lowered.split("never")[0][-0:] and "params stay unsharded" in lowered:

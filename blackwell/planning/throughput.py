@@ -10,8 +10,10 @@ FSDP, tensor and pipeline parallelism after Narayanan et al. 2021 and Korthikant
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from blackwell.hardware import GB, GIB
 from blackwell.planning.configuration import Configuration
 from blackwell.planning.memory import COPY_BYTES, Stage, stages
 from blackwell.planning.stacks import STACKS, SpeedConstants, Stack
@@ -29,6 +31,10 @@ NETWORK_GB_PER_SECOND = {
 """Between nodes, per GPU, one way, where a row or an instance does not say: the usual NIC of each generation."""
 
 ELEMENTWISE_BACKWARD = 2.0
+RETRY_FROM, RETRY_WIDTH = 0.92, 0.015
+"""Share of the device's memory at which half of the micro batches meet a full allocator, and how sharply."""
+PACE = 2.0
+"""Exponent with which host time and GPU time of a micro batch combine: infinity would be the larger of the two."""
 OPTIMIZER_BYTES = 28.0
 """Moved per parameter: read gradient, weight and two moments, write three of them, in fp32."""
 
@@ -80,13 +86,21 @@ def model_flops_per_token(c: Configuration) -> float:
     return 6.0 * matrix + 6.0 * s.num_hidden_layers * s.attention_width * c.seq_length
 
 
-def speed(c: Configuration, k: SpeedConstants) -> Speed:
-    """Time of a step on the slowest rank. `k` are the fitted constants of the configuration's stack."""
+def speed(c: Configuration, k: SpeedConstants, reserved_gb: float = 0.0) -> Speed:
+    """Time of a step on the slowest rank.
+
+    `k` are the fitted constants of the configuration's stack. `reserved_gb` is the predicted peak of reserved memory:
+    near the limit the allocator frees and asks the device again, in every micro batch.
+    """
     stack = STACKS[c.stack]
-    return max((_stage_speed(c, k, stack, stage) for stage in stages(c, stack)), key=lambda speed: speed.step)
+    retry = 0.0
+    if k.retry_ms and reserved_gb:
+        filled = reserved_gb * GB / (c.gpu.memory_gib_usable * GIB)
+        retry = k.retry_ms * 1e-3 / (1 + math.exp(min(50.0, (RETRY_FROM - filled) / RETRY_WIDTH)))
+    return max((_stage_speed(c, k, stack, stage, retry) for stage in stages(c, stack)), key=lambda speed: speed.step)
 
 
-def _stage_speed(c: Configuration, k: SpeedConstants, stack: Stack, stage: Stage) -> Speed:
+def _stage_speed(c: Configuration, k: SpeedConstants, stack: Stack, stage: Stage, retry: float) -> Speed:
     s, gpu, layout = c.shape, c.gpu, c.layout
     tp, pp = layout.tensor, layout.pipeline
     tokens, layers = c.tokens, stage.layers
@@ -96,10 +110,12 @@ def _stage_speed(c: Configuration, k: SpeedConstants, stack: Stack, stage: Stage
     peak16 = gpu.peak_tflops[Precision.BF16] * 1e12
     share = c.quantized_layers if c.precision.quantized else 0.0
     wide = Precision.FP32 if c.precision is Precision.FP32 else Precision.BF16
-    reach = k.matmul
+    reach = k.matmul(gpu)
     rate16 = gpu.peak_tflops[wide] * 1e12 * reach
     quantized_rate = (
-        gpu.peak_tflops.get(c.precision, gpu.peak_tflops[Precision.BF16]) * 1e12 * k.quantized_matmul(c.precision)
+        gpu.peak_tflops.get(c.precision, gpu.peak_tflops[Precision.BF16])
+        * 1e12
+        * k.quantized_matmul(gpu, c.precision, c.recipe)
     )
     hbm = gpu.hbm_tb_per_second * 1e12 * k.bandwidth
 
@@ -117,7 +133,7 @@ def _stage_speed(c: Configuration, k: SpeedConstants, stack: Stack, stage: Stage
         head_seconds = (
             2 * tokens * h * vocabulary / rate16 + (2 * (tokens * h + vocabulary * h) + 10 * tokens * vocabulary) / hbm
         )
-    attention = tokens * 2 * c.seq_length * a / tp / (peak16 * k.attention)
+    attention = tokens * 2 * c.seq_length * a / tp / (peak16 * k.attention(gpu))
     along = tp if layout.sequence_parallel else 1
     elements = tokens * (12 * h / along + 2 * (a + 2 * kv) / tp + 2 * (ups + f) / tp)
     elementwise = 2 * elements / hbm * (k.compiled_elementwise if c.compiled or stack.compiled_by_default else 1.0)
@@ -143,14 +159,12 @@ def _stage_speed(c: Configuration, k: SpeedConstants, stack: Stack, stage: Stage
     compute = micro_matmul + micro_attention + micro_elementwise + micro_quantize + micro_again
 
     # Tensor ranks: an all-gather and a reduce-scatter around attention and around the feed-forward network.
-    intra = gpu.nvlink_gb_per_second * 1e9 * k.network
-    inter = network(c) * 1e9 * k.network
-    domain = max(c.gpus_per_node, gpu.domain)
+    recomputed = {ActivationCheckpointing.FULL: 1.0, ActivationCheckpointing.SELECTIVE: 0.5}.get(checkpointing, 0.0)
     tensor = 0.0
     if tp > 1:
         around = 4 * tokens * h * 2 * (tp - 1) / tp
-        passes = 2 + (1 if checkpointing is ActivationCheckpointing.FULL else 0)
-        tensor = layers * around * passes / (intra if tp <= domain else inter) * (0.5 if c.asynchronous_tensor else 1.0)
+        passes = 3 if checkpointing is ActivationCheckpointing.FULL else 2
+        tensor = layers * around * passes / bandwidth(c, k, tp, 1) * (0.5 if c.asynchronous_tensor else 1.0)
     micro = compute + tensor
 
     # Data ranks.
@@ -158,34 +172,37 @@ def _stage_speed(c: Configuration, k: SpeedConstants, stack: Stack, stage: Stage
     exposed = 0.0
     accumulation = max(1.0, c.accumulation)
     shards = layout.shards
-    spread = shards * tp * pp > domain
-    bandwidth = inter if spread else intra
     if layout.zero >= 3:
-        part = (shards - 1) / shards
-        moved = (stack.compute_bytes * (2 if c.reshard else 1) + stack.reduce_bytes * 0.5) * parameters * part
-        seconds = moved / bandwidth
+        moved = (stack.compute_bytes * (2 if c.reshard else 1) + 2) * parameters * (shards - 1) / shards
+        seconds = moved / bandwidth(c, k, shards, tp)
+        replicas = layout.data * layout.context / shards
+        if replicas > 1:
+            part = 2 * 4 * parameters / shards * (replicas - 1) / replicas
+            seconds += part / bandwidth(c, k, int(replicas), tp * shards)
         exposed = accumulation * (k.exposed * seconds + max(0.0, (1 - k.exposed) * seconds - micro))
     elif layout.data > 1:
-        part = (layout.data - 1) / layout.data
-        moved = 2 * stack.compute_bytes * parameters * part
-        seconds = moved / bandwidth
-        exposed = k.exposed * seconds + max(0.0, (1 - k.exposed) * seconds - 0.6 * micro)
+        moved = 2 * stack.compute_bytes * parameters * (layout.data - 1) / layout.data
+        seconds = moved / bandwidth(c, k, layout.data * layout.context, tp)
+        # Hidden behind the last backward pass and the pipeline's draining.
+        hidden = 0.6 * micro + micro * (pp - 1) / layout.virtual
+        exposed = k.exposed * seconds + max(0.0, (1 - k.exposed) * seconds - hidden)
 
-    passes = 2 + (
-        1
-        if checkpointing is ActivationCheckpointing.FULL
-        else 0.5
-        if checkpointing is ActivationCheckpointing.SELECTIVE
-        else 0
-    )
-    host = k.launch_us * 1e-6 * layers * passes * (1.4 if share else 1.0) * (1 + 0.15 * (tp > 1))
+    passes = 2 + recomputed
+    per_pass = k.launch_us * (1.4 if share else 1.0) + k.tensor_launch_us * (tp - 1)
+    if pp > 1 and crosses_nodes(c, layout.ranks):
+        per_pass += k.pipelined_tensor_launch_us * (tp - 1)
+    host = per_pass * 1e-6 * layers * passes
     # The host runs ahead of the GPU: the slower of the two sets the pace, smoothly.
-    paced = (micro**4 + host**4) ** 0.25
+    paced = (micro**PACE + host**PACE) ** (1 / PACE)
+    if pp > 1 and layout.zero == 0 and layout.data > 2 and crosses_nodes(c, layout.ranks):
+        # Unsharded gradients are reduced between the nodes after every micro batch.
+        paced += k.unsharded_node_ms * 1e-3 * layout.ranks / c.gpus_per_node
+    paced += retry
     launch = accumulation * (paced - micro)
     bubble = 0.0
     if pp > 1:
         bubble = paced * (pp - 1) / layout.virtual
-        hop = 2 * tokens * h / (tp if layout.sequence_parallel else 1) / inter
+        hop = 2 * tokens * h / (tp if layout.sequence_parallel else 1) / bandwidth(c, k, 2, layout.ranks // pp)
         exposed += 2 * hop * (accumulation + pp - 1) * layout.virtual * 0.5
     optimizer = OPTIMIZER_BYTES * parameters / (shards if layout.zero >= 1 else 1) / hbm
     fixed = k.step_ms * 1e-3
@@ -197,6 +214,24 @@ def _stage_speed(c: Configuration, k: SpeedConstants, stack: Stack, stage: Stage
         pipeline_bubble=bubble, optimizer=optimizer, launch=launch + fixed, step=step,
         tokens_per_step=c.tokens_per_step, ranks=layout.ranks, model_flops_per_token=model_flops_per_token(c),
     )  # fmt: skip
+
+
+def bandwidth(c: Configuration, k: SpeedConstants, group: int, stride: int) -> float:
+    """Bytes per second, one way and per GPU, of a collective over `group` ranks that lie `stride` ranks apart.
+
+    Inside an NVLink domain it is the links' bandwidth. Across nodes a ring passes each node once, so every member of
+    the group that a node holds adds its network card.
+    """
+    links = c.gpu.nvlink_gb_per_second * 1e9 * k.network
+    if not crosses_nodes(c, group * stride):
+        return links
+    members = max(1, c.gpus_per_node // stride)
+    return min(links, network(c) * 1e9 * members * k.network)
+
+
+def crosses_nodes(c: Configuration, ranks: int) -> bool:
+    """True where this many neighbouring ranks do not share one NVLink domain."""
+    return ranks > max(c.gpus_per_node, c.gpu.domain)
 
 
 def network(c: Configuration) -> float:
