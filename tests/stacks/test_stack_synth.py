@@ -42,10 +42,8 @@ def _digests(folder: Path) -> dict[str, str]:
     }
 
 
-def test_twice_the_same_bytes_and_no_network(
-    assembly_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = assembly_of()
+def test_twice_the_same_bytes_and_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = synthesise(into=tmp_path / "cdk.out")
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the synthesis used the network")
