@@ -136,7 +136,10 @@ def _restarts(restarts: list[Restart]) -> str:
     kinds: dict[str, int] = {}
     for restart in restarts:
         kinds[restart.kind] = kinds.get(restart.kind, 0) + 1
-    how = "; ".join(f"{_times(number)} {RESTART_WORDS[kind]}" for kind, number in kinds.items())
+    if len(kinds) == 1:
+        how = RESTART_WORDS[restarts[0].kind]
+    else:
+        how = "; ".join(f"{_times(number)} {RESTART_WORDS[kind]}" for kind, number in kinds.items())
     return (
         f"Training was interrupted {_times(len(restarts))}: {how}. That cost {steps} step{'' if steps == 1 else 's'} "
         f"and {duration(sum(known))}."
