@@ -35,9 +35,7 @@ def validation_loss(
             total = torch.zeros((), dtype=torch.float64, device=device)
             counted = 0
             for micro in range(job.accumulation):
-                batch = source.batch(
-                    step * job.global_batch_size, rank, job.world_size, job.micro_batch_size, micro
-                )
+                batch = source.batch(step * job.global_batch_size, rank, job.world_size, job.micro_batch_size, micro)
                 counted += batch.num_labels
                 total += run_model(model, batch.to(device), 1.0).total.double()
             outcome = exchange(total, counted, Votes(stop=should_stop()), None, 1.0)

@@ -40,7 +40,7 @@ def split(name: str, weight: Tensor, shape: ModelShape) -> dict[str, Tensor]:
     if part == "self_attention.layernorm_qkv.weight":
         groups, queries = shape.num_key_value_heads, shape.num_attention_heads // shape.num_key_value_heads
         fused = weight.view(groups, queries + 2, shape.head_dim, shape.hidden_size)
-        q, k, v = fused.split((queries, 1, 1), dim=1)
+        q, k, v = torch.split(fused, [queries, 1, 1], dim=1)
         parts = {"q": q, "k": k, "v": v}
         return {f"{prefix}self_attn.{n}_proj.weight": t.reshape(-1, shape.hidden_size) for n, t in parts.items()}
     if part == "layernorm_mlp.fc1_weight":
@@ -70,7 +70,8 @@ def join(name: str, read: Callable[[str], Tensor], shape: ModelShape) -> Tensor:
     if part == "self_attention.layernorm_qkv.weight":
         groups, queries = shape.num_key_value_heads, shape.num_attention_heads // shape.num_key_value_heads
         parts = [
-            read(f"{prefix}self_attn.{n}_proj.weight").view(groups, -1, shape.head_dim, shape.hidden_size) for n in "qkv"
+            read(f"{prefix}self_attn.{n}_proj.weight").view(groups, -1, shape.head_dim, shape.hidden_size)
+            for n in "qkv"
         ]
         assert parts[0].shape[1] == queries
         return torch.cat(parts, dim=1).reshape(-1, shape.hidden_size)
@@ -163,9 +164,7 @@ def export_model(
 
 def _name_by_count(folder: Path, files: int, index: dict[str, str]) -> None:
     """Hugging Face's names hold the number of files, which is known only at the end."""
-    names = {
-        f"model-{i:05d}.safetensors": f"model-{i:05d}-of-{files:05d}.safetensors" for i in range(1, files + 1)
-    }
+    names = {f"model-{i:05d}.safetensors": f"model-{i:05d}-of-{files:05d}.safetensors" for i in range(1, files + 1)}
     for before, after in names.items():
         (folder / before).replace(folder / after)
     for key, value in index.items():
@@ -214,5 +213,5 @@ class _Reader:
 def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
     for path in sorted(folder.glob("*.safetensors")):
         file = safe_open(path, framework="pt")
-        for name in file.keys():  # noqa: SIM118 (safe_open is no dict)
+        for name in file.keys():  # type: ignore[no-untyped-call]  # noqa: SIM118 (safe_open is no dict)
             yield name, file

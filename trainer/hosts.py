@@ -68,7 +68,7 @@ def network_environment(hosts: Hosts, infiniband: Path = Path("/sys/class/infini
     """NCCL's and libfabric's settings for several hosts: the interface, and EFA where the host has it."""
     if hosts.count == 1:
         return {}
-    variables = {}
+    variables: dict[str, str] = {}
     if hosts.interface and hosts.interface != "lo":
         variables |= {"NCCL_SOCKET_IFNAME": hosts.interface, "GLOO_SOCKET_IFNAME": hosts.interface}
     if infiniband.is_dir() and any(path.name.startswith(("efa", "rdmap")) for path in infiniband.iterdir()):
@@ -101,7 +101,7 @@ class Council:
         self._hosts = hosts
         self._store: Any = None
         if hosts.count > 1:
-            from torch.distributed import TCPStore
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
             self._store = TCPStore(
                 hosts.address,

@@ -91,7 +91,9 @@ def judge(statuses: Iterable[RankStatus], ranks: Iterable[int], exit_codes: dict
         step = known[rank].step if rank in known else None
         unsaid = killed or rank in known
         verdict = Verdict.HARDWARE if unsaid else Verdict.USER_ERROR  # never started: a setting, not a lost GPU
-        return FailureRecord(verdict=verdict, cause=f"rank {rank} {how} without an error of its own", step=step, rank=rank)
+        return FailureRecord(
+            verdict=verdict, cause=f"rank {rank} {how} without an error of its own", step=step, rank=rank
+        )
     if failed:
         return _record(min(failed, key=lambda s: s.time))
     ends = {s.verdict for s in known.values()}

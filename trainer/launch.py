@@ -152,7 +152,7 @@ class Launcher:
                 env=own,
                 pass_fds=inherited,
                 start_new_session=True,  # a signal to the launcher's group is the launcher's to pass on
-                preexec_fn=die_with_parent,  # noqa: PLW1509 (the launcher has no other threads)
+                preexec_fn=die_with_parent,
             )
         if server is not None:
             server.close()
@@ -179,9 +179,7 @@ class Launcher:
                 self._ask_to_stop(start)
                 if now > self._stop_at + STOP_GRACE_SECONDS:
                     return
-            if failed_at is None and (
-                start.failed() or (now > checked + 2 and council.somewhere_ended(start.number))
-            ):
+            if failed_at is None and (start.failed() or (now > checked + 2 and council.somewhere_ended(start.number))):
                 failed_at = now
             if now > checked + 2:
                 checked = now

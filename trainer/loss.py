@@ -41,7 +41,7 @@ def chunked_cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """As `full_cross_entropy`, with at most `chunk_logits` logits alive."""
     rows = max(1, min(hidden.shape[0], chunk_logits // weight.shape[0]))
-    scaled, total = _Chunked.apply(hidden, weight, labels, scale, rows)
+    scaled, total = _Chunked.apply(hidden, weight, labels, scale, rows)  # type: ignore[no-untyped-call]
     return scaled, total
 
 

@@ -84,7 +84,9 @@ class Meter:
     def totals(self) -> dict[str, float | int | None]:
         """Fields of the `finish` event: the rate over all steps of this start, and without the warm-up."""
         now = self._clock()
-        steady = self._steady_tokens / (now - self._steady_begin) if self._steady_begin and self._steady_tokens else None
+        steady = (
+            self._steady_tokens / (now - self._steady_begin) if self._steady_begin and self._steady_tokens else None
+        )
         return {
             "seconds": now - self._begin,
             "steps": self.steps,

@@ -47,9 +47,7 @@ def adapt_layers(model: LayerStack, recompute: ActivationCheckpointing, compiled
         object.__setattr__(layer, "forward", _forward(model.backend, layer, index, recompute, compiled))
 
 
-def _forward(
-    backend: Backend, layer: nn.Module, index: int, recompute: ActivationCheckpointing, compiled: bool
-) -> Any:
+def _forward(backend: Backend, layer: nn.Module, index: int, recompute: ActivationCheckpointing, compiled: bool) -> Any:
     original = torch.compile(layer.forward) if compiled else layer.forward
 
     def forward(hidden: torch.Tensor, inputs: LayerInputs) -> torch.Tensor:
@@ -70,7 +68,9 @@ def shard(model: LayerStack, mesh: DeviceMesh, dtype: torch.dtype, parallel: Par
         dtype: the type that parameters are gathered in.
     """
     keeps_type = isinstance(model, LayersModel) or dtype is torch.float32
-    policy = MixedPrecisionPolicy() if keeps_type else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    policy = (
+        MixedPrecisionPolicy() if keeps_type else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    )
     reshard = parallel.reshard_after_forward
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)

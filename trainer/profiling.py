@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 KINDS: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -66,7 +66,10 @@ def summarize(kernels: list[tuple[str, float, float]], window: float, steps: int
     busy = {kind: merge(spans) for kind, spans in by_kind.items()}
     computing = merge(span for kind, spans in busy.items() if kind != "communication" for span in spans)
     communicating = busy.get("communication", [])
-    result = {f"{kind}_seconds": length(busy.get(kind, [])) / steps for kind in ("gemm", "attention", "quantize", "copy", "other")}
+    result = {
+        f"{kind}_seconds": length(busy.get(kind, [])) / steps
+        for kind in ("gemm", "attention", "quantize", "copy", "other")
+    }
     result["exposed_communication_seconds"] = exposed(communicating, computing) / steps
     result["idle_seconds"] = max(0.0, window - length(merge([*computing, *communicating]))) / steps
     result["step_seconds"] = window / steps
@@ -98,7 +101,7 @@ class ProfileWindow:
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         self._first, self._profile = step, profile(activities=activities)
-        self._profile.__enter__()
+        self._profile.start()
 
     def after_step(self, step: int, last_step: int) -> dict[str, Any] | None:
         """Fields of the `profile` event when the window has just closed."""
@@ -107,7 +110,7 @@ class ProfileWindow:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         current, self._profile, self._steps = self._profile, None, None
-        current.__exit__(None, None, None)
+        current.stop()
         steps = step - self._first + 1
         trace = self._folder / f"trace-{step:08d}.json.gz"
         if self._writes:
@@ -122,7 +125,7 @@ class ProfileWindow:
         }
 
     def _summary(self, finished: profile, steps: int) -> dict[str, float]:
-        events = finished.events() or []
+        events = finished.events() or []  # type: ignore[no-untyped-call]
         if not events:
             return {}
         begin = min(e.time_range.start for e in events)

@@ -119,9 +119,7 @@ class Session:
             return Votes(stop=self.stop())
         near = self._plan_seen and time.monotonic() - self._saved_at > SHORT_INTERVAL_SECONDS
         request = self.control.take() if self.control else None
-        return Votes(
-            stop=self.stop(), plan_end=not self._plan_seen and self.plan.reached(), save=near, request=request
-        )
+        return Votes(stop=self.stop(), plan_end=not self._plan_seen and self.plan.reached(), save=near, request=request)
 
     def why_diverged(self, outcome: Outcome) -> str | None:
         """Why the optimizer must not step; None where it may. Alike on all ranks."""

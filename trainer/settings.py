@@ -194,9 +194,8 @@ def decide(config: TrainerConfig, world_size: int, environment: Mapping[str, str
             else training.activation_checkpointing,
         }
     )
-    interval = training.checkpoint.interval_steps
-    if interval == "auto":
-        interval = max(1, min(steps // AUTO_CHECKPOINTS, AUTO_INTERVAL_LIMIT))
+    wanted = training.checkpoint.interval_steps
+    interval = max(1, min(steps // AUTO_CHECKPOINTS, AUTO_INTERVAL_LIMIT)) if wanted == "auto" else wanted
     return Job(
         config=config,
         training=decided,

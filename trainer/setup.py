@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, TCPStore
 
 from blackwell.findings import Finding, FindingsError, Severity
 from blackwell.spec import Precision
@@ -33,7 +34,6 @@ from trainer.precision import (
     backend_name,
     check_precision,
     compute_dtype,
-    find_hardware,
     start_line,
 )
 from trainer.profiling import ProfileWindow
@@ -72,13 +72,13 @@ def join_group(hardware: Hardware, hang_timeout: float, environment: Mapping[str
         arguments["device_id"] = hardware.device
     rank, world = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     if "MASTER_ADDR" not in environment:
-        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1, **arguments)
+        dist.init_process_group(store=HashStore(), rank=0, world_size=1, **arguments)
         return
     if ENV_STORE_FD not in environment:
         dist.init_process_group(init_method="env://", **arguments)
         return
     descriptor = int(environment[ENV_STORE_FD]) if rank == 0 else None
-    store = dist.TCPStore(
+    store = TCPStore(
         environment["MASTER_ADDR"],
         int(environment["MASTER_PORT"]),
         world,
@@ -109,7 +109,9 @@ def check_hardware(job: Job, hardware: Hardware) -> str:
     return backend
 
 
-def open_session(job: Job, places: Places, hardware: Hardware, rank: int, stop: StopFlag, status: StatusFile) -> Session:
+def open_session(
+    job: Job, places: Places, hardware: Hardware, rank: int, stop: StopFlag, status: StatusFile
+) -> Session:
     """Everything ready for the first step, the newest checkpoint loaded.
 
     Raises:
@@ -406,4 +408,3 @@ def _say_start(
         model_hash=job.model_hash,
         versions=versions,
     )
-

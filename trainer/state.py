@@ -18,7 +18,7 @@ _TEXT = "text"
 
 def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, train: dict[str, Any]) -> dict[str, Any]:
     """The live tensors (not copies) and the loop's state."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     moments: dict[str, Any] = {}
     for parameter, state in optimizer.state.items():
         for key, value in state.items():

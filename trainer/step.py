@@ -28,8 +28,8 @@ def run_model(model: LayerStack, batch: Batch | Tensor, scale: float) -> Output:
     documents = None
     if batch.positions is not None and batch.doc_ids is not None and batch.cu_seqlens is not None:
         documents = Documents(batch.positions, batch.doc_ids, batch.cu_seqlens, batch.max_seqlen or 0)
-    output = model(batch.inputs, batch.labels, scale, documents)
-    return output
+    result: Output = model(batch.inputs, batch.labels, scale, documents)
+    return result
 
 
 def forward_backward(
@@ -48,7 +48,7 @@ def forward_backward(
         set_gradient_sync(model, last=index == len(batches) - 1)
         seed_micro_batch(seed, step, index, rank)
         output = run_model(model, batch, scale)
-        output.scaled.backward()
+        output.scaled.backward()  # type: ignore[no-untyped-call]
         part = output.total.double()
         total = part if total is None else total + part
     assert total is not None

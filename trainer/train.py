@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 import traceback
+from typing import Any
 
 import torch.distributed as dist
 
@@ -71,7 +72,8 @@ def finish(s: Session, places: Places) -> None:
     """After the last step: the last checkpoint, safe, and the model for others to use."""
     s.save(block=True)
     s.flush(time.time() + FLUSH_AT_END_SECONDS)
-    s.log.event("finish", step=s.progress.step, final_loss=s.last_loss, tokens=s.progress.tokens, **s.meter.totals())
+    totals: dict[str, Any] = s.meter.totals()
+    s.log.event("finish", step=s.progress.step, final_loss=s.last_loss, tokens=s.progress.tokens, **totals)
     if not s.job.is_language_model:
         return
     channel = places.channel(TRAIN_CHANNEL)

@@ -29,6 +29,11 @@ Quantizer = Callable[[Tensor], Tensor]
 """Quantizes and dequantizes; blocks run along the last dimension, which is the one that is summed over."""
 
 
+def _blocks(x: Tensor, size: int) -> Tensor:
+    """[..., n] as [..., n / size, size]."""
+    return x.reshape(*x.shape[:-1], -1, size)
+
+
 def per_tensor_fp8(x: Tensor, gradient: bool) -> Tensor:
     """FP8 with one scale from the tensor's own maximum (current scaling)."""
     dtype, largest = (torch.float8_e5m2, E5M2_MAX) if gradient else (torch.float8_e4m3fn, E4M3_MAX)
@@ -40,7 +45,7 @@ def per_tensor_fp8(x: Tensor, gradient: bool) -> Tensor:
 
 def mxfp8(x: Tensor) -> Tensor:
     """Blocks of 32 E4M3 numbers with a power-of-two scale, chosen as OCP MX v1.0 section 6.3 does."""
-    blocks = x.float().unflatten(-1, (-1, MXFP8_BLOCK))
+    blocks = _blocks(x.float(), MXFP8_BLOCK)
     maximum = blocks.abs().amax(dim=-1, keepdim=True)
     exponent = torch.floor(torch.log2(torch.where(maximum > 0, maximum, 1.0))) - _E4M3_EXPONENT
     scale = torch.exp2(exponent.clamp(-127, 127))
@@ -58,9 +63,9 @@ def nvfp4(x: Tensor, *, two_dimensional: bool = False, stochastic: bool = False)
     wide = x.float()
     maximum = wide.abs().amax()
     tensor_scale = torch.where(maximum > 0, maximum / (E2M1_MAX * E4M3_MAX), 1.0)
-    blocks = wide.unflatten(-1, (-1, NVFP4_BLOCK))
+    blocks = _blocks(wide, NVFP4_BLOCK)
     if two_dimensional:
-        rows = blocks.unflatten(0, (-1, NVFP4_BLOCK))
+        rows = blocks.view(-1, NVFP4_BLOCK, *blocks.shape[1:])
         largest = rows.abs().amax(dim=(1, 3), keepdim=True).expand(-1, NVFP4_BLOCK, -1, -1).flatten(0, 1)
     else:
         largest = blocks.abs().amax(dim=-1, keepdim=True)
@@ -98,7 +103,8 @@ def _hadamard(seed: int = 0) -> Tensor:
 def rotate(x: Tensor) -> Tensor:
     """The random Hadamard transform of every 16 numbers along the last dimension; two rotated operands cancel it."""
     matrix = _hadamard().to(x.device, x.dtype)
-    return (x.unflatten(-1, (-1, NVFP4_BLOCK)) @ matrix).flatten(-2)
+    turned: Tensor = _blocks(x, NVFP4_BLOCK) @ matrix
+    return turned.flatten(-2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +126,7 @@ class QuantizedMatMul:
         self.operands = operands
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        result: Tensor = _MatMul.apply(x, weight, self.operands)
+        result: Tensor = _MatMul.apply(x, weight, self.operands)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -144,7 +150,9 @@ class _MatMul(torch.autograd.Function):
         return grad_x.view(*ctx.lead, weight.shape[1]), grad_weight, None
 
 
-def operands(precision: str, *, hadamard: bool = True, stochastic: bool = True, two_dimensional: bool = True) -> Operands:
+def operands(
+    precision: str, *, hadamard: bool = True, stochastic: bool = True, two_dimensional: bool = True
+) -> Operands:
     """The operands of `fp8`, `mxfp8` or `nvfp4`; the three switches are NVFP4's.
 
     Raises:

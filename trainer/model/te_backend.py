@@ -17,7 +17,9 @@ from blackwell.model import ModelShape
 from trainer.model.backend import Documents, LayerInputs
 
 
-def layer_arguments(shape: ModelShape, index: int, dropout: float, params_dtype: torch.dtype, packed: bool) -> dict[str, Any]:
+def layer_arguments(
+    shape: ModelShape, index: int, dropout: float, params_dtype: torch.dtype, packed: bool
+) -> dict[str, Any]:
     """Keyword arguments of te.TransformerLayer that give the contract's names, shapes and layouts.
 
     Args:
@@ -76,8 +78,10 @@ class TransformerEngineBackend:
         device = str(torch.get_default_device())
         if self.quantized_weights and index < self.high_precision_from:
             with te.quantized_model_init(enabled=True, recipe=self.recipe):
-                return te.TransformerLayer(**arguments, device=device)
-        return te.TransformerLayer(**arguments, device=device)
+                layer: nn.Module = te.TransformerLayer(**arguments, device=device)
+        else:
+            layer = te.TransformerLayer(**arguments, device=device)
+        return layer
 
     def layer_inputs(self, shape: ModelShape, hidden: Tensor, documents: Documents | None) -> LayerInputs:
         rotary = None
@@ -91,9 +95,10 @@ class TransformerEngineBackend:
     def run_layer(self, layer: nn.Module, forward: Any, index: int, hidden: Tensor, inputs: LayerInputs) -> Tensor:
         with self._layer_context(index):
             if inputs.cu_seqlens is None:
-                return forward(hidden, rotary_pos_emb=inputs.rotary)
+                result: Tensor = forward(hidden, rotary_pos_emb=inputs.rotary)
+                return result
             # Packed documents: [tokens, hidden], one attention per document, positions from each one's start.
-            packed = forward(
+            packed: Tensor = forward(
                 hidden.flatten(0, 1),
                 rotary_pos_emb=inputs.rotary,
                 cu_seqlens_q=inputs.cu_seqlens,
@@ -107,16 +112,19 @@ class TransformerEngineBackend:
         if self.recipe is None:
             return nullcontext()
         group = self._amax_group() if self._amax_group is not None else None
-        return te.autocast(enabled=True, recipe=self.recipe, amax_reduction_group=group)
+        context: AbstractContextManager[Any] = te.autocast(enabled=True, recipe=self.recipe, amax_reduction_group=group)
+        return context
 
     def _layer_context(self, index: int) -> AbstractContextManager[Any]:
         if self.recipe is None or index < self.high_precision_from:
             return nullcontext()
-        return te.autocast(enabled=False)
+        context: AbstractContextManager[Any] = te.autocast(enabled=False)
+        return context
 
     def recompute(self, function: Any, hidden: Tensor, mode: str) -> Tensor:
         # te.checkpoint also restores the state of the quantizers; it recomputes everything in `function`.
-        return te.checkpoint(function, hidden, use_reentrant=False)
+        result: Tensor = te.checkpoint(function, hidden, use_reentrant=False)
+        return result
 
     def materialize(self, model: nn.Module, device: torch.device) -> None:
         if not self.quantized_weights:

@@ -27,6 +27,11 @@ def _parameter(*size: int, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(torch.empty(*size, dtype=dtype))
 
 
+def _add(y: Tensor, bias: Any) -> Tensor:
+    result: Tensor = y if bias is None else y + bias
+    return result
+
+
 class _Normed(nn.Module):
     """A norm fused with what follows it: RMSNorm, or LayerNorm where the shape has biases."""
 
@@ -56,7 +61,7 @@ class LayerNormLinear(_Normed):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.matmul(self.norm(x), self.weight)
-        return y if self.bias is None else y + self.bias
+        return _add(y, self.bias)
 
 
 class Projection(nn.Module):
@@ -70,7 +75,7 @@ class Projection(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.matmul(x, self.weight)
-        return y if self.bias is None else y + self.bias
+        return _add(y, self.bias)
 
 
 class LayerNormMLP(_Normed):
@@ -87,16 +92,14 @@ class LayerNormMLP(_Normed):
         self.register_parameter("fc2_bias", _parameter(shape.hidden_size, dtype=dtype) if shape.bias else None)
 
     def forward(self, x: Tensor) -> Tensor:
-        up = self.matmul(self.norm(x), self.fc1_weight)
-        if self.fc1_bias is not None:
-            up = up + self.fc1_bias
+        up = _add(self.matmul(self.norm(x), self.fc1_weight), self.fc1_bias)
         if self.gated:
             gate, value = up.chunk(2, dim=-1)
             activated = functional.silu(gate) * value
         else:
             activated = functional.gelu(up, approximate="tanh")
         y = self.matmul(activated, self.fc2_weight)
-        return y if self.fc2_bias is None else y + self.fc2_bias
+        return _add(y, self.fc2_bias)
 
 
 class SelfAttention(nn.Module):
@@ -133,7 +136,8 @@ class SelfAttention(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
             enable_gqa=self.queries > 1,
         )
-        return self.proj(y.transpose(1, 2).reshape(batch, length, -1).to(x.dtype))
+        result: Tensor = self.proj(y.transpose(1, 2).reshape(batch, length, -1).to(x.dtype))
+        return result
 
 
 class TransformerLayer(nn.Module):
@@ -179,15 +183,16 @@ class TorchBackend:
         return LayerInputs(rotary=(cos[:, None], sin[:, None]), attention_mask=(same & causal)[:, None])
 
     def run_layer(self, layer: nn.Module, forward: Any, index: int, hidden: Tensor, inputs: LayerInputs) -> Tensor:
-        return forward(hidden, inputs)
+        result: Tensor = forward(hidden, inputs)
+        return result
 
     def step_context(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def recompute(self, function: Any, hidden: Tensor, mode: str) -> Tensor:
-        if mode == "selective":
-            return checkpoint(function, hidden, use_reentrant=False, context_fn=_selective_contexts)
-        return checkpoint(function, hidden, use_reentrant=False)
+        contexts: dict[str, Any] = {"context_fn": _selective_contexts} if mode == "selective" else {}
+        result: Tensor = checkpoint(function, hidden, use_reentrant=False, **contexts)
+        return result
 
     def materialize(self, model: nn.Module, device: torch.device) -> None:
         model.to_empty(device=device)
@@ -217,4 +222,5 @@ def _selective_contexts() -> tuple[Any, Any]:
     def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         return CheckpointPolicy.MUST_SAVE if operator in keep else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+    return contexts

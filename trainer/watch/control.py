@@ -75,7 +75,9 @@ def reader(uri: str) -> Callable[[], str | None]:
 class ControlFile:
     """Polls the control file in the background; `take` gives each request once."""
 
-    def __init__(self, read: Callable[[], str | None], note: Callable[[str], None], seconds: float = POLL_SECONDS) -> None:
+    def __init__(
+        self, read: Callable[[], str | None], note: Callable[[str], None], seconds: float = POLL_SECONDS
+    ) -> None:
         self._read, self._note, self._seconds = read, note, seconds
         self._seen: str | None = None
         self._pending: Request | None = None

@@ -68,7 +68,11 @@ class Watchdog:
             phase, waited, limit = self._phase, self._clock() - self._last, self._limit
         if waited <= limit:
             return False
-        print(f"no progress for {waited:.0f} s in phase {phase}; stacks of all threads follow", file=sys.stderr, flush=True)
+        print(
+            f"no progress for {waited:.0f} s in phase {phase}; stacks of all threads follow",
+            file=sys.stderr,
+            flush=True,
+        )
         dump_stacks()
         self._on_hang(phase, waited)
         self._end(EXIT_CODES[Verdict.HUNG])
