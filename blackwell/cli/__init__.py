@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "quotas": "Show the account's quotas that matter.",
     "offerings": "Search offerings of training plans.",
     "leftovers": "List everything of the stack that still exists.",
+    "completion": "Print a completion script for bash, zsh or fish.",
 }
 """Name -> one line of help; the module is `blackwell.cli.<name>`."""
 
