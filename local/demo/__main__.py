@@ -28,6 +28,8 @@ ASSEMBLY = OUT / "cdk.out"
 """Synthesised once; its own folder, so that another synth at the same time does not take it away."""
 JOB = ROOT / "examples" / "jobs" / "tiny-cpu.json"
 INTERRUPT_AT_STEP = 80
+STEP_LINES = 10
+"""Every so many steps are printed; the report has them all."""
 LOSS_RATIO = 0.8
 """The run must bring the loss below this share of its first value."""
 
@@ -117,7 +119,8 @@ def _execute(aws: LocalAws, result: DemoResult, console: Console, say) -> None: 
     say(f"execution {result.run} of {JOB.relative_to(ROOT)}, one spot interruption at step {INTERRUPT_AT_STEP}")
     handle = client.submit(load_job_spec(JOB), run=result.run)
     for progress in client.follow(handle.run):
-        console.print(f"           {progress.line()}")
+        if progress.step is None or progress.step.step % STEP_LINES == 0 or progress.step.step == 1:
+            console.print(f"           {progress.line()}")
     folder = OUT / "run"
     folder.mkdir(exist_ok=True)
     for name in ("report.json", "report.html"):

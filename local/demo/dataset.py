@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 VOCAB_SIZE = 4_096
-MAX_BYTES = 6_000_000
-"""Enough for a few epochs of the demo's run; a BPE of this size is trained and applied in seconds."""
+MAX_BYTES = 3_000_000
+"""Several times what the demo's run reads; a BPE of this size is trained and applied in seconds."""
 
 
 def source_files(limit_bytes: int = MAX_BYTES) -> Iterator[Path]:
