@@ -69,15 +69,25 @@ def _run(result: DemoResult, console: Console) -> None:
         aws.start()
     try:
         with result.stage("bootstrap"):
-            cdk(["synth", "--quiet", "--output", str(ASSEMBLY), STACK], root=ROOT, environment=aws.environment, log=OUT / "cdk.log")
-            cdk(["bootstrap", "--app", str(ASSEMBLY)], root=ROOT, environment=aws.environment, log=OUT / "cdk.log")
+            cdk(
+                ["synth", "--quiet", "--output", str(ASSEMBLY), STACK],
+                root=ROOT,
+                environment=aws.child_environment(),
+                log=OUT / "cdk.log",
+            )
+            cdk(
+                ["bootstrap", "--app", str(ASSEMBLY)],
+                root=ROOT,
+                environment=aws.child_environment(),
+                log=OUT / "cdk.log",
+            )
         before = inventory.take(aws.client)
         say(f"cdk deploy {STACK}")
         with result.stage("deploy"):
             cdk(
                 ["deploy", STACK, "--app", str(ASSEMBLY), "--require-approval", "never"],
                 root=ROOT,
-                environment=aws.environment,
+                environment=aws.child_environment(),
                 log=OUT / "cdk.log",
             )
         say("training a tokenizer on the standard library's sources, writing token shards, uploading them")
@@ -90,7 +100,7 @@ def _run(result: DemoResult, console: Console) -> None:
             cdk(
                 ["destroy", STACK, "--app", str(ASSEMBLY), "--force"],
                 root=ROOT,
-                environment=aws.environment,
+                environment=aws.child_environment(),
                 log=OUT / "cdk.log",
             )
         with result.stage("check"):

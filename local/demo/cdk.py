@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ class CdkError(Exception):
 
 
 def cdk(arguments: list[str], *, root: Path, environment: Mapping[str, str], log: Path) -> None:
-    """Runs one `cdk` command in the project root.
+    """Runs one `cdk` command in the project root; `environment` is the whole of what it sees.
 
     Raises:
         CdkError: non-zero exit, or no end within TIMEOUT_SECONDS.
@@ -31,7 +30,7 @@ def cdk(arguments: list[str], *, root: Path, environment: Mapping[str, str], log
             done = subprocess.run(
                 command,
                 cwd=root,
-                env={**os.environ, **environment},
+                env=dict(environment),
                 stdout=sink,
                 stderr=sink,
                 stdin=subprocess.DEVNULL,
