@@ -1,15 +1,14 @@
-"""What a run's jobs have cost so far: billable seconds x instances x price, and what stays unknown."""
+"""What a run's jobs have cost so far, counted as its report counts it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from collections.abc import Sequence
 
-from blackwell.hardware import INSTANCES
 from blackwell.remedy import utc_now
+from blackwell.report.cost import attempt_cost
+from blackwell.report.jobs import timeline
 from blackwell.runs import AttemptItem
-from blackwell.spec import CapacityEntry, CapacityKind, JobSpec
+from blackwell.spec import CapacityKind, JobSpec
 from lambdas.common import jobs
 
 
@@ -19,30 +18,21 @@ def spent_usd(spec: JobSpec, attempts: Sequence[AttemptItem]) -> float | None:
         return None
     total = 0.0
     for attempt in attempts:
-        if attempt.job_arn is None:
+        entry = spec.capacity[attempt.capacity_index]
+        if attempt.job_arn is None or entry.kind is CapacityKind.TRAINING_PLAN:
             continue
-        price = hourly_price(spec.capacity[attempt.capacity_index])
-        if price is None:
-            return None
         job = jobs.describe(attempt.job_name)
-        total += price * billed_instance_hours(job) if job is not None else 0.0
+        if job is None:
+            continue
+        cost = attempt_cost(
+            job,
+            timeline(job, utc_now()),
+            entry.model_dump(mode="json"),
+            entry.kind,
+            entry.instance_type,
+            int(job["ResourceConfig"].get("InstanceCount") or entry.instance_count),
+        )
+        if cost.usd is None:
+            return None
+        total += cost.usd
     return total
-
-
-def hourly_price(entry: CapacityEntry) -> float | None:
-    """US dollars per instance and hour; 0 for a prepaid plan, the on-demand price where spot's is not known."""
-    if entry.kind is CapacityKind.TRAINING_PLAN:
-        return 0.0
-    if entry.hourly_price is not None:
-        return entry.hourly_price
-    known = INSTANCES.get(entry.instance_type)
-    return known.price.usd_per_hour if known is not None and known.price is not None else None
-
-
-def billed_instance_hours(job: Mapping[str, Any]) -> float:
-    """BillableTimeInSeconds where SageMaker says it, else the wall clock since training began."""
-    seconds = job.get("BillableTimeInSeconds")
-    begun = job.get("TrainingStartTime")
-    if seconds is None and isinstance(begun, datetime):
-        seconds = ((job.get("TrainingEndTime") or utc_now()) - begun).total_seconds()
-    return float(seconds or 0) / 3600 * int(job["ResourceConfig"].get("InstanceCount") or 1)
