@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stack_templates import Template
 
 from stacks.settings import STACK_NAME
 from stacks.synth import synthesise
-
-Template = dict[str, Any]
 
 
 @pytest.fixture(scope="session")
@@ -44,8 +43,3 @@ def template_of(assembly_of: Callable[..., Path]) -> Callable[..., Template]:
 def template(template_of: Callable[..., Template]) -> Template:
     """The stack as everybody gets it."""
     return template_of()
-
-
-def resources(template: Mapping[str, Any], kind: str) -> dict[str, dict[str, Any]]:
-    """Logical id -> resource, of one type."""
-    return {name: r for name, r in template["Resources"].items() if r["Type"] == kind}

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from cfnlint.api import ManualArgs, lint
-from conftest import Template, resources
+from stack_templates import EVERYTHING, ISOLATED, Template, resources
 from syrupy.assertion import SnapshotAssertion
 from syrupy.extensions.json import JSONSnapshotExtension
 
@@ -24,16 +24,6 @@ from stacks import asset
 from stacks.synth import SynthesisError, main, nag_findings, synthesise
 
 pytestmark = pytest.mark.xdist_group("stacks")
-
-EVERYTHING = {
-    "stage": "prod",
-    "vpc": True,
-    "kms": True,
-    "retain_data": True,
-    "data_buckets": "some-data",
-    "alarm_email": "a@example.com",
-}
-ISOLATED = {"network_isolation": True, "base_image": "published", "base_image_check_days": 0}
 
 
 def _digests(folder: Path) -> dict[str, str]:
