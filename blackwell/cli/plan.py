@@ -53,7 +53,7 @@ def plan(
         if explain:
             from blackwell.planning.explain import explain_plan
 
-            print("\n" + "\n".join(explain_plan(spec)))
+            print("\n" + "\n".join(explain_plan(made.resolved)))
     raise typer.Exit(0 if made.ok else REFUSED)
 
 

@@ -99,12 +99,11 @@ def stages(c: Configuration, stack: Stack) -> list[Stage]:
     """The pipeline stages that can be the fullest: the first and the last."""
     pp, count = c.layout.pipeline, c.shape.num_hidden_layers
     if pp == 1:
-        return [Stage(count, 1, embedding=True, head=True)]
+        return [Stage(float(count), 1, embedding=True, head=True)]
     micro_batches = max(1.0, c.accumulation)
+    first = last = count / pp
     if stack.pipeline_split == "by_cost":
-        first, last = _split_by_cost(c)
-    else:
-        first = last = count / pp
+        first, last = map(float, _split_by_cost(c))
     virtual = c.layout.virtual
     flight = min(micro_batches, pp * (1 + (pp - 1) / (pp * virtual)) if virtual > 1 else pp)
     return [
@@ -239,13 +238,14 @@ def _stage_memory(c: Configuration, k: MemoryConstants, stack: Stack, stage: Sta
             gathered += stack.compute_bytes * vocabulary
         reduction = (stack.compute_bytes + stack.reduce_bytes) * max(layer, vocabulary if stage.head else 0)
         if layout.pipeline > 1:
-            # Gradients of all micro batches gather unsharded before they are reduced once.
-            reduction = stack.compute_bytes * (stage.layers * layer + root)
+            # Gradients of all micro batches add up unsharded, in the width of the reduction, before they are reduced.
+            reduction = stack.reduce_bytes * (stage.layers * layer + root)
 
     logits = 0.0
     if stage.head and s.vocab_size and c.loss != "none":
         each = k.logits * stack.logit_bytes * {"full": 1.0, "compiled": COMPILED_LOGITS, "chunked": 1 / CHUNKS}[c.loss]
         logits = tokens * s.vocab_size / tp * each + (4 * tokens * s.hidden_size if c.loss == "chunked" else 0)
+        logits += 2 * 2 * tokens * s.hidden_size * (1 - 1 / tp)  # the head's gathered input and its gradient
 
     # Before the backward pass no gradient is alive, unless it is a buffer or a sum over micro batches.
     held = gradients if stack.gradient_buffers or c.accumulation > 1 else 0.0

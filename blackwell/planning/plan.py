@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from blackwell.findings import Finding, FindingsError, Severity, errors
 from blackwell.hardware import INSTANCES, Price, instance
-from blackwell.planning import checks
+from blackwell.planning import checks, runs
 from blackwell.planning.checkpoints import plan_checkpoints
 from blackwell.planning.configuration import Configuration
 from blackwell.planning.cost import plan_cost
@@ -28,10 +28,13 @@ from blackwell.planning.resolve import (
     margin,
     place_of,
 )
+from blackwell.planning.runs import MeasuredRun
 from blackwell.planning.stacks import constants
 from blackwell.spec import CapacityEntry, CapacityKind, Goal, JobSpec, parse_job_spec
 
 PLAN_VERSION = 1
+DEFAULT_LENGTH = 4096
+"""Tokens per sequence where the spec says auto and its goal is not the longest context."""
 PLAN_END_MARGIN_SECONDS = 1800.0
 """SageMaker stops jobs this long before a training plan ends."""
 
@@ -57,18 +60,6 @@ class TrainingPlanFact(_Part):
     """US dollars for the whole plan."""
     instance_hours: float | None = None
     """Instances times reserved hours that the fee buys."""
-
-
-class MeasuredRun(_Part):
-    """What a completed run of this stack measured."""
-
-    instance_type: str
-    ranks: int
-    predicted_memory_gb: float
-    measured_memory_gb: float
-    predicted_step_seconds: float
-    measured_step_seconds: float
-    startup_seconds: float | None = None
 
 
 class Facts(_Part):
@@ -232,17 +223,16 @@ def plan_job(spec: JobSpec, facts: Facts | None = None) -> Plan:
     if blocking := [f for f in findings if f.severity is Severity.ERROR and f.id in checks.BLOCKING]:
         raise FindingsError([*blocking, *(f for f in findings if f not in blocking)])
     place = places[0]
-    spec_for = spec
     base = base_configuration(spec, place)
     if spec.training.seq_length == "auto":
         found = longest_sequence(spec, place, base) if spec.goal is Goal.CONTEXT else None
-        length = found[0] if found else min(4096, 4096)
+        length = found[0] if found else DEFAULT_LENGTH
         base = base.with_(seq_length=length)
     base = _shard(spec, place, base)
-    choice = best_choice(spec_for, place, base)
+    choice = best_choice(spec, place, base)
     c = choice.configuration
     known = constants(c.stack)
-    correction = _correction(facts, place)
+    correction = runs.correction(facts.runs, place.instance.name)
     steps, tokens = _length(spec, c, place)
     step_seconds = choice.speed.step * correction.step if place.on_gpu else None
 
@@ -256,7 +246,7 @@ def plan_job(spec: JobSpec, facts: Facts | None = None) -> Plan:
     band = known.speed_band if not correction.runs else min(known.speed_band, 0.10)
     cost = plan_cost(
         entry, place.instance, saves, step_seconds=step_seconds, steps=steps, band=band, refreshed=_price(facts, entry),
-        measured_startup=correction.startup, plan_usd_per_instance_hour=_plan_price(facts, entry),
+        measured_startup=correction.startup_seconds, plan_usd_per_instance_hour=_plan_price(facts, entry),
     )  # fmt: skip
     memory_plan = _memory_plan(choice, place, known.memory_band, correction)
     resolved = _resolved(spec, choice, saves.interval_steps, saves.transport, place)
@@ -300,34 +290,6 @@ def plan_job(spec: JobSpec, facts: Facts | None = None) -> Plan:
     from blackwell.planning.advice import advise
 
     return plan.model_copy(update={"advice": advise(spec, place, choice, plan)})
-
-
-class _Correction(_Part):
-    """What completed runs of this stack say about the predictions."""
-
-    memory: float = 1.0
-    step: float = 1.0
-    startup: float | None = None
-    runs: int = 0
-
-
-def _correction(facts: Facts, place: Place) -> _Correction:
-    """Median of measured over predicted, drawn towards 1 by the weight of one run."""
-    runs = [r for r in facts.runs if r.instance_type == place.instance.name]
-    if not runs:
-        return _Correction()
-
-    def median(values: list[float]) -> float:
-        ordered = sorted(values)
-        return ordered[len(ordered) // 2]
-
-    weight = len(runs) / (len(runs) + 1)
-    memory = median([r.measured_memory_gb / r.predicted_memory_gb for r in runs])
-    step = median([r.measured_step_seconds / r.predicted_step_seconds for r in runs])
-    startups = [r.startup_seconds for r in runs if r.startup_seconds is not None]
-    return _Correction(
-        memory=memory**weight, step=step**weight, startup=median(startups) if startups else None, runs=len(runs)
-    )
 
 
 def _places(spec: JobSpec) -> list[Place]:
@@ -382,7 +344,7 @@ def _plan_end(facts: Facts, entry: CapacityEntry) -> float | None:
     return (fact.end_time - now - timedelta(seconds=PLAN_END_MARGIN_SECONDS)).total_seconds()
 
 
-def _memory_plan(choice: Choice, place: Place, band: float, correction: _Correction) -> MemoryPlan:
+def _memory_plan(choice: Choice, place: Place, band: float, correction: runs.Correction) -> MemoryPlan:
     m, f = choice.memory, correction.memory
     usable = place.limit_gb
     peak = m.reserved * f
@@ -397,7 +359,7 @@ def _memory_plan(choice: Choice, place: Place, band: float, correction: _Correct
     )  # fmt: skip
 
 
-def _throughput_plan(choice: Choice, place: Place, band: float, correction: _Correction) -> ThroughputPlan:
+def _throughput_plan(choice: Choice, place: Place, band: float, correction: runs.Correction) -> ThroughputPlan:
     s, c = choice.speed, choice.configuration
     rate = s.tokens_per_second_per_gpu / correction.step
     tflops = rate * s.model_flops_per_token / 1e12
@@ -457,9 +419,9 @@ def _entries(
 
 def _calibrated_on(c: Configuration, facts: Facts) -> str:
     known = constants(c.stack)
-    runs = known.memory_runs + len(facts.runs)
-    return f"stack {c.stack}: calibrated on {runs} runs" + (
-        "" if runs else "; terms as counted, constants of the nearest public stack, band widened"
+    count = known.memory_runs + len(facts.runs)
+    return f"stack {c.stack}: calibrated on {count} runs" + (
+        "" if count else "; terms as counted, constants of the nearest public stack, band widened"
     )
 
 

@@ -22,7 +22,7 @@ CONTEXT_GB = 3.0
 HOST_SHARE = 0.85
 """Share of a CPU instance's memory that training processes may take."""
 LARGEST_MARGIN = 0.12
-SMALLEST_MARGIN = 0.05
+SMALLEST_MARGIN = 0.07
 """Bounds of the margin between the predicted and the usable memory; Fujii et al. (2411.06465) need 20 %."""
 WORTH = 1.01
 """A larger micro batch must be this much faster to be chosen."""
@@ -151,8 +151,6 @@ def micro_batches(spec: JobSpec, place: Place, seq_length: int, precision: Preci
         tried = [m for m in range(1, min(each, LARGEST_MICRO_BATCH) + 1) if each % m == 0]
     else:
         tried = [2**i for i in range(11)]
-        tried += [3 * 2**i for i in range(8)]
-        tried.sort()
     aligned = [m for m in tried if m * seq_length % multiple == 0]
     return aligned or tried[:1]
 
