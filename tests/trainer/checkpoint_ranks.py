@@ -70,7 +70,8 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def tell(**facts: Any) -> None:
-    print("FACT " + json.dumps({"rank": dist.get_rank()} | facts), flush=True)
+    sys.stdout.write("FACT " + json.dumps({"rank": dist.get_rank()} | facts) + "\n")  # one write: ranks share the pipe
+    sys.stdout.flush()
 
 
 def store_of(root: Path, **options: Any) -> CheckpointStore:

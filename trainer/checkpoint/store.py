@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+import sys
 import threading
 import time
 import warnings
@@ -480,7 +481,8 @@ class CheckpointStore:
             self._emit("resume", step=step, folder=folder, skipped=_said(skipped))
 
     def _print(self, event: str, **fields: Any) -> None:
-        print(telemetry.format_event(event, self._run, 0, **fields), flush=True)
+        sys.stdout.write(telemetry.format_event(event, self._run, 0, **fields) + "\n")  # one write: threads share it
+        sys.stdout.flush()
 
 
 def _step(place: str) -> int:

@@ -157,20 +157,15 @@ class BatchSource:
 
     def _rows(self, samples: Indices) -> Batch:
         length, dataset = self.seq_length, self.dataset
-        inputs = np.empty((len(samples), length), dtype=np.int64)
-        labels = np.empty_like(inputs)
-        for row, sample in enumerate(samples.tolist()):
-            start = sample * length
-            tokens = dataset.tokens(start, min(start + length + 1, dataset.num_tokens))
-            known = len(tokens) - 1
-            if known == length:
-                inputs[row] = tokens[:-1]
-                labels[row] = tokens[1:]
-            else:
-                inputs[row, :known], inputs[row, known:] = tokens[:-1], dataset.eos_id
-                labels[row, :known], labels[row, known:] = tokens[1:], IGNORED
-            if dataset.has_loss_mask:
-                labels[row, :known][dataset.loss_mask(start + 1, start + 1 + known) == 0] = IGNORED
+        rows, short = dataset.rows(samples, length)
+        # Converted all at once: a call per row would cost more than the conversion.
+        inputs, labels = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
+        for row, known in short:
+            labels[row, known:] = IGNORED
+        if dataset.has_loss_mask:
+            for row, sample in enumerate(samples.tolist()):
+                mask = dataset.loss_mask(sample * length + 1, (sample + 1) * length + 1)
+                labels[row, : len(mask)][mask == 0] = IGNORED
         if not self.document_mask:
             return Batch(torch.from_numpy(inputs), torch.from_numpy(labels))
         return _with_documents(inputs, labels, dataset.eos_id)
