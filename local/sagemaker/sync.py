@@ -121,7 +121,9 @@ class CheckpointSync:
             return self._pass(deadline, last=True)
         except HostDiedError:
             self.died.set()
-            return False
+        except Exception:
+            log.exception("last checkpoint sync of %s", self._job)
+        return False
 
     def _run(self) -> None:
         while not self._stop.wait(SYNC_SECONDS):
@@ -177,11 +179,10 @@ class CheckpointSync:
         path = self._folder / relative
         key = self._prefix + relative
         try:
+            content = path.read_bytes()  # one moment of a file that may still be growing
             if held is not None and until < 0:
-                self._s3.put_object(Bucket=self._bucket, Key=key, Body=_damaged(path.read_bytes()))
-            else:
-                with path.open("rb") as file:
-                    self._s3.put_object(Bucket=self._bucket, Key=key, Body=file)
+                content = _damaged(content)
+            self._s3.put_object(Bucket=self._bucket, Key=key, Body=content)
         except OSError:
             return  # deleted or replaced meanwhile: the next pass sees it
         self._seen[relative] = signature

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -47,6 +48,7 @@ def run_scenario(deployment: Deployment, scenario: Scenario) -> Result:
     plan = aws.control("sagemaker/plan", {**scenario.plan, "name": run})["TrainingPlanArn"] if scenario.plan else None
     aws.control("faults", {"faults": scenario.narrowed(run), "keep": True})
     report = run_spec(deployment, run, scenario.spec(plan))
+    _keep(deployment, run, report)
     result = _result(scenario, run, report)
     result.problems += _broken_expectations(scenario, result)
     result.problems += _left_running(deployment, run)
@@ -55,6 +57,14 @@ def run_scenario(deployment: Deployment, scenario: Scenario) -> Result:
         result.problems += _completed(deployment, run, report)
     result.seconds = round(time.monotonic() - began, 1)
     return result
+
+
+def _keep(deployment: Deployment, run: str, report: dict[str, Any]) -> None:
+    """Report and log stay for whoever looks for a cause."""
+    folder = deployment.folder / "runs" / run
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").write_text(json.dumps(report, indent=1))
+    (folder / "job.log").write_text("\n".join(deployment.client.log_lines(run)) + "\n")
 
 
 def _result(scenario: Scenario, run: str, report: dict[str, Any]) -> Result:

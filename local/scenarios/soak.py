@@ -31,7 +31,7 @@ def random_scenarios(count: int, seed: int) -> list[Scenario]:
 
 def _entry(kind: str) -> dict[str, Any]:
     entry = {"kind": kind, "instance_type": "ml.c7i.2xlarge", "max_runtime_seconds": 3600, "hourly_price": 0.4284}
-    return entry | ({"max_wait_seconds": 7200} if kind == "spot" else {"max_pending_seconds": 1800})
+    return entry | ({"max_wait_seconds": 7200} if kind == "spot" else {})
 
 
 def _fault(source: random.Random) -> dict[str, Any]:
