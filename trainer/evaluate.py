@@ -8,6 +8,7 @@ import torch
 
 from trainer.data import BatchSource
 from trainer.model.transformer import LayerStack
+from trainer.parallel import reshard
 from trainer.settings import Job
 from trainer.step import Votes, exchange, run_model
 
@@ -46,3 +47,4 @@ def validation_loss(
         return loss_sum / labels if labels else None
     finally:
         model.train()
+        reshard(model)

@@ -86,3 +86,11 @@ def set_gradient_sync(model: nn.Module, last: bool) -> None:
     assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(last)
     model.set_is_last_backward(last)
+
+
+def reshard(model: nn.Module) -> None:
+    """Gives gathered parameters back: a forward pass without a backward leaves those of the root gathered, under which
+    neither the optimizer nor a checkpoint knows them."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
