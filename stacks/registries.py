@@ -54,8 +54,9 @@ def registry_account(scope: Construct) -> str:
     }
     for region, account in ACCOUNTS.items():  # regions younger than the CDK's own list
         table.setdefault(region, {"account": account})
-    existing = scope.node.try_find_child(_MAPPING)
-    mapping = existing or cdk.CfnMapping(scope, _MAPPING, mapping=dict(sorted(table.items())))
+    stack = cdk.Stack.of(scope)
+    existing = stack.node.try_find_child(_MAPPING)
+    mapping = existing or cdk.CfnMapping(stack, _MAPPING, mapping=dict(sorted(table.items())))
     assert isinstance(mapping, cdk.CfnMapping)
     return mapping.find_in_map(cdk.Aws.REGION, "account")
 

@@ -8,6 +8,7 @@ from constructs import Construct
 
 from blackwell.names import STAGE_TAG
 from stacks.alarms import Alarms
+from stacks.base_image_check import BaseImageCheck
 from stacks.dashboard import Dashboard
 from stacks.encryption import Encryption
 from stacks.functions import Functions
@@ -59,6 +60,13 @@ class BlackwellTrainingStack(cdk.Stack):
             encryption=self.encryption,
             storage=self.storage,
             functions=self.functions,
+            topic=self.observability.topic,
+        )
+        self.base_image_check = BaseImageCheck(
+            self,
+            "BaseImageCheck",
+            settings=settings,
+            encryption=self.encryption,
             topic=self.observability.topic,
         )
         watched = [function for function in self.node.find_all() if isinstance(function, lambda_.Function)]

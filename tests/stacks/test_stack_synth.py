@@ -88,7 +88,7 @@ def test_partitions(tmp_path: Path, template: Template) -> None:
     text = json.dumps({k: v for k, v in template.items() if k != "Mappings"})
     assert "arn:aws:" not in text
     assert "us-east-1" not in text
-    mapping = template["Mappings"]["ImageDeepLearningContainers518947BA"]
+    mapping = template["Mappings"]["DeepLearningContainers"]
     accounts = {region: values["account"] for region, values in mapping.items()}
     assert accounts["us-west-2"] == accounts["eu-central-1"] == "763104351884"
     assert accounts["cn-north-1"] == "727897471807"
