@@ -40,7 +40,7 @@ PLAN_END_MARGIN_SECONDS = 1800.0
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class PriceFact(_Part):

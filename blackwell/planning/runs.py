@@ -20,7 +20,7 @@ from blackwell.findings import Finding, FindingsError, from_validation_error
 class MeasuredRun(BaseModel):
     """What a completed run measured beside what its plan had predicted. Memory in GB, times in seconds."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     instance_type: str
     ranks: int = Field(ge=1)

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from blackwell.cli.schema import document
 from blackwell.model import PRESETS
-from blackwell.spec import JobSpec, Precision
+from blackwell.spec import Precision
 from docs.generators.text import table
 
 _INTRODUCTION = """# The job spec
@@ -29,7 +30,7 @@ A small one, complete:
 
 def job_spec_page() -> str:
     """The whole page."""
-    schema = JobSpec.model_json_schema()
+    schema = document("job")
     example = {
         "model": "1b",
         "data": {"train": "s3://my-bucket/shards/"},
