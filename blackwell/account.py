@@ -6,6 +6,7 @@ one. All calls are read-only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -180,9 +181,15 @@ def leftovers(client: ClientFactory, stack: str, stage: str, job_prefix: str) ->
                 found.setdefault((item.kind, item.name), item)
         except Exception as error:
             unread[kind] = f"{type(error).__name__}: {error}"
+    names = {item.name.split(" ")[0].rsplit(":", 1)[-1] for item in found.values() if not item.kind.endswith(_TAGGED)}
+    for key in [k for k, item in found.items() if item.kind.endswith(_TAGGED)]:
+        if re.split(r"[:/]", key[1])[-1] in names:
+            del found[key]  # a lister of its kind has found it already
     return Leftovers(sorted(found.values(), key=lambda i: (i.kind, i.name)), unread)
 
 
+_TAGGED = " resource"
+"""End of the kind of things that only their tag shows."""
 _NAMED: tuple[tuple[str, str, str, str, str | None, bool], ...] = (
     ("role", "iam", "list_roles", "Roles", "RoleName", False),
     ("rule", "events", "list_rules", "Rules", "Name", False),
@@ -282,7 +289,7 @@ def _tagged(client: ClientFactory, stage: str) -> Iterator[Leftover]:
         service = arn.split(":")[2]
         if service == "sagemaker" and ":training-plan/" in arn:
             continue  # bought by a person, and not to be deleted by anybody
-        yield Leftover(f"{service} resource", arn, bills=service in ("s3", "ecr", "dynamodb", "kms", "sagemaker"))
+        yield Leftover(f"{service}{_TAGGED}", arn, bills=service in ("s3", "ecr", "dynamodb", "kms", "sagemaker"))
 
 
 def _stacks(client: ClientFactory, stack: str) -> Iterator[Leftover]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ Profile = Annotated[str | None, typer.Option("--profile", help="AWS profile; def
 Region = Annotated[str | None, typer.Option("--region", help="AWS region; default as the AWS CLI's.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, nothing else.")]
 Run = Annotated[str, typer.Argument(help="Name of the run, `latest` for the newest.", metavar="RUN")]
+_FILE_WIDTH = 200
 LATEST = "latest"
 STAGE = DEFAULT_STAGE
 
@@ -122,7 +124,9 @@ def console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")  # a terminal without Unicode shows a question mark, never a traceback
-    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+    # into a file or a pipe nothing is cut to the width of a terminal that is not there
+    width = None if stream.isatty() or "COLUMNS" in os.environ else _FILE_WIDTH
+    return Console(stderr=stderr, highlight=False, soft_wrap=False, width=width)
 
 
 def money(usd: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,29 @@ class Outlook:
         )
 
 
+def _checkpoint(progress: Progress) -> str:
+    fields = progress.fields
+    phase = {"complete": "written", "durable": "durable in S3", "pruned": "pruned"}.get(str(fields.get("phase")))
+    after = f" after {duration(float(fields['seconds']))}" if fields.get("seconds") is not None else ""
+    return f"checkpoint of step {fields.get('step')} {phase}{after}" if phase else progress.line()
+
+
+def _start(progress: Progress) -> str:
+    fields = progress.fields
+    resumed = fields.get("resumed_from_step")
+    begun = f", on from step {resumed}" if resumed else ""
+    return f"training starts: {fields.get('world_size')} ranks, {fields.get('precision')}{begun}"
+
+
+_EVENTS: dict[str, Callable[[Progress], str]] = {
+    "start": _start,
+    "checkpoint": _checkpoint,
+    "validation": lambda p: f"validation loss {p.fields.get('validation_loss')} at step {p.fields.get('step')}",
+    "finish": lambda p: f"training ends at step {p.fields.get('step')}",
+}
+"""Events in words; any other is shown with its fields."""
+
+
 class Tracker:
     """Turns progress into what a person wants to know: how far, how fast, how long still, how much so far."""
 
@@ -54,7 +78,7 @@ class Tracker:
         """One line for this progress."""
         step = progress.step
         if step is None:
-            return progress.line()
+            return _EVENTS[progress.event](progress) if progress.event in _EVENTS else progress.line()
         if self._first is None or progress.attempt != self._attempt or step.step <= self._first[0]:
             self._first, self._attempt = (step.step, step.time), progress.attempt
         if self._last_time is not None and step.time > self._last_time:

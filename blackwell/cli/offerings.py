@@ -54,7 +54,9 @@ def offerings(
     table = Table(box=None, padding=(0, 2, 0, 0))
     for head in ("starts (UTC)", "days", "instances", "zones", "upfront", "per instance hour", "offering"):
         table.add_column(
-            head, justify="right" if head in ("days", "instances", "upfront", "per instance hour") else "left"
+            head,
+            justify="right" if head in ("days", "instances", "upfront", "per instance hour") else "left",
+            overflow="fold",
         )
     for offering in found:
         table.add_row(

@@ -40,7 +40,7 @@ def quotas(
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for head in ("quota", "instances", "code", "what to do"):
-        table.add_column(head, justify="right" if head == "instances" else "left")
+        table.add_column(head, justify="right" if head == "instances" else "left", overflow="fold")
     for quota in found:
         need = next(count for kind, count in wanted.items() if quota.name.startswith(f"{kind} "))
         ask = "" if quota.value >= need else f"ask for {need}" + ("" if quota.adjustable else " (through support)")

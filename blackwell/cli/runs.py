@@ -43,7 +43,7 @@ def _table(items: list[RunItem]) -> None:
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for head in ("run", "status", "verdict", "started (UTC)", "what"):
-        table.add_column(head, no_wrap=head == "run")
+        table.add_column(head, overflow="fold")
     for item in items:
         what = ", ".join(f"{name} {value}" for name, value in item.spec.items() if isinstance(value, str | int | float))
         style = STYLES[item.status]

@@ -77,7 +77,7 @@ def _print(state: RunState) -> None:
     if state.attempts:
         table = Table(box=None, padding=(0, 2, 0, 0))
         for head in ("attempt", "status", "verdict", "job", "cause", "then"):
-            table.add_column(head)
+            table.add_column(head, overflow="fold")
         for a in state.attempts:
             then = str((a.remedy or {}).get("remedy") or "")
             table.add_row(str(a.attempt), a.status, a.verdict or "", Text(a.job_name), Text(a.cause or ""), then)
@@ -85,6 +85,6 @@ def _print(state: RunState) -> None:
     for finding in state.findings:
         out.print(Text(Finding.model_validate(finding).line()))
     if item is not None and item.report_uri:
-        out.print(Text(f"report: {item.report_uri}"))
+        out.print(Text(f"report: {item.report_uri}"), soft_wrap=True)
     if not state.ended:
         out.print(Text(f"follow it: python -m blackwell logs -f {state.run}"))

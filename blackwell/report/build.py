@@ -75,7 +75,9 @@ def build_run_report(inputs: RunReportInputs) -> RunReport:
     proof = continuity.prove(history, precision, {c.step for c in checkpoints if c.complete or c.in_s3})
     goodput = total([a.account for a in attempts])
     figures = _Figures(history)
-    cost = _cost(inputs, attempts, restarts, figures.tokens)
+    before = proof.intervals[0].after_tokens if proof.intervals else None
+    trained = figures.tokens - (before or 0)
+    cost = _cost(inputs, attempts, restarts, trained)
     reports = [_attempt_report(a, history) for a in attempts]
     training = _mapping(inputs.spec.get("training"))
     newest = history.starts[-1] if history.starts else None
@@ -96,8 +98,11 @@ def build_run_report(inputs: RunReportInputs) -> RunReport:
         world_size=newest.world_size if newest else None,
         image=_text(inputs.item.get("image")),
         steps=figures.steps,
+        start_step=proof.intervals[0].after_step if proof.intervals else 0,
+        resume_from=_text(inputs.spec.get("resume_from")),
         planned_steps=_planned_steps(training, history),
         tokens=figures.tokens,
+        tokens_trained=trained,
         first_loss=figures.first_loss,
         final_loss=figures.final_loss,
         final_validation_loss=figures.validation.value[-1] if figures.validation.value else None,
@@ -334,7 +339,7 @@ def _checkpoints(inputs: RunReportInputs, history: History) -> list[CheckpointRe
             entry.created = moment(event.time)
         elif phase == "durable":
             entry.complete = entry.durable = True
-            entry.durable_lag_seconds = seconds
+            entry.durable_lag_seconds = seconds if entry.durable_lag_seconds is None else entry.durable_lag_seconds
         elif phase == "pruned":
             entry.pruned = True
     for manifest in inputs.checkpoints:

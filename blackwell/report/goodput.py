@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from blackwell.report.history import Start
@@ -25,7 +26,7 @@ PARTS: dict[str, str] = {
     "image": "pulling the training image",
     "download": "downloading data and checkpoints",
     "start-up": "from the container's start, or the launcher's restart, to the first step",
-    "upload": "uploading results and stopping",
+    "ending": "after the last step: last checkpoint, export, upload, stopping",
     "idle": "paid for, and nothing of the above",
 }
 """Name of a part -> what it holds, in the order they are shown."""
@@ -34,8 +35,8 @@ _BY_STATUS = {
     "DownloadingTrainingImage": "image",
     "Downloading": "download",
     "PreparingTrainingStack": "start-up",
-    "Uploading": "upload",
-    "Stopping": "upload",
+    "Uploading": "ending",
+    "Stopping": "ending",
 }
 
 
@@ -58,8 +59,10 @@ def account(
         name = _BY_STATUS.get(stretch.status)
         if name is not None:
             parts[name] += stretch.seconds
-    for start in starts:
-        _steps(start, parts)
+    for start, following in zip_longest(starts, starts[1:]):
+        after = _steps(start, parts)
+        if following is None or _container(start, stretches) != _container(following, stretches):
+            parts["ending"] += max(0.0, _ending(start, stretches) - after)
         parts["start-up"] += _start_up(start, stretches, before)
         before = start.last_time if start.step else before
     measured = sum(parts.values())
@@ -69,7 +72,8 @@ def account(
     return Account(instances=instances, billed=billed, waiting=waiting, parts=parts)
 
 
-def _steps(start: Start, parts: dict[str, float]) -> None:
+def _steps(start: Start, parts: dict[str, float]) -> float:
+    """Adds up the steps and validations of one start; returns the seconds of validation after its last step."""
     validations = _validations(start)
     productive = wait = stall = lost = 0.0
     before = -1
@@ -90,6 +94,7 @@ def _steps(start: Start, parts: dict[str, float]) -> None:
     parts["checkpoint stall"] += stall
     parts["recompute after restart"] += lost
     parts["validation"] += validations.total
+    return validations.left
 
 
 class _Validations:
@@ -98,6 +103,11 @@ class _Validations:
     def __init__(self, seconds: dict[int, float]) -> None:
         self._waiting = sorted(seconds.items(), reverse=True)
         self.total = sum(seconds.values())
+
+    @property
+    def left(self) -> float:
+        """Seconds of those after the last step that was asked for."""
+        return sum(seconds for _step, seconds in self._waiting)
 
     def between(self, before: int, step: int, start: Start, index: int, seconds: float) -> float:
         """Seconds of validation that are inside record `index`'s own seconds: all after step `before`, less what lies
@@ -132,6 +142,25 @@ def _start_up(start: Start, stretches: list[Transition], before: float | None) -
     if not origins and start.time is not None and start.time <= begin:
         origins.append(start.time)
     return begin - max(origins) if origins else 0.0
+
+
+def _container(start: Start, stretches: list[Transition]) -> float | None:
+    """When the container was started that this start ran in; None where that is not known."""
+    moment = start.first_begin if start.step else start.last_time
+    begun = [t.start.timestamp() for t in stretches if t.status == "Training"]
+    return max((b for b in begun if moment is not None and b <= moment), default=None)
+
+
+def _ending(start: Start, stretches: list[Transition]) -> float:
+    """From a start's last step to the end of the container's time in Training; 0 where the container went on."""
+    last = start.last_time
+    if not start.step or last is None:
+        return 0.0
+    for number, stretch in reversed(list(enumerate(stretches))):
+        if stretch.status == "Training" and stretch.start.timestamp() <= last:
+            open_still = number == len(stretches) - 1  # it trains; its next step is only not there yet
+            return 0.0 if open_still else max(0.0, stretch.end.timestamp() - last)
+    return 0.0
 
 
 def total(accounts: list[Account]) -> Goodput:

@@ -25,8 +25,8 @@ _STATUS_STYLE = {
     "Downloading": _PART_STYLE["download"],
     "PreparingTrainingStack": _PART_STYLE["start-up"],
     "Training": _PART_STYLE[PRODUCTIVE],
-    "Uploading": _PART_STYLE["upload"],
-    "Stopping": _PART_STYLE["upload"],
+    "Uploading": _PART_STYLE["ending"],
+    "Stopping": _PART_STYLE["ending"],
 }
 _WAITING_STYLE = _PART_STYLE["idle"]
 
@@ -98,7 +98,8 @@ def _tiles(report: RunReport) -> str:
     tiles: list[tuple[str, str, str]] = []
     if report.steps:
         of = f"of {report.planned_steps:,} planned" if report.planned_steps else ""
-        tiles.append(("Steps", f"{report.steps:,}", of or f"{count(report.tokens)} tokens"))
+        begun = f"from step {report.start_step:,}" if report.start_step else ""
+        tiles.append(("Steps", f"{report.steps:,}", begun or of or f"{count(report.tokens)} tokens"))
     if report.final_loss is not None:
         note = f"from {report.first_loss:.3f}; mean of the last 10 steps" if report.first_loss is not None else ""
         tiles.append(("Final loss", f"{report.final_loss:.4f}", note))
@@ -258,7 +259,7 @@ def _attempts(report: RunReport) -> str:
             ("DownloadingTrainingImage", _PART_STYLE["image"], "image"),
             ("Downloading", _PART_STYLE["download"], "data and checkpoints"),
             ("PreparingTrainingStack", _PART_STYLE["start-up"], "preparing"),
-            ("Uploading", _PART_STYLE["upload"], "uploading, stopping"),
+            ("Uploading", _PART_STYLE["ending"], "uploading, stopping"),
         )
         if status in present
     ]

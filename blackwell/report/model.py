@@ -268,8 +268,15 @@ class RunReport(_Report):
 
     steps: int = 0
     """Optimizer steps done."""
+    start_step: int = 0
+    """Step of the other run's checkpoint that this run began at; 0 for a run of its own."""
+    resume_from: str | None = None
+    """The run or the S3 URI that it went on from."""
     planned_steps: int | None = None
     tokens: int = 0
+    """Training tokens since step 0, those of the run before included."""
+    tokens_trained: int = 0
+    """Training tokens of this run alone."""
     first_loss: float | None = None
     """Loss of the first logged step."""
     final_loss: float | None = None

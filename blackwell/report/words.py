@@ -68,7 +68,12 @@ def headline(report: RunReport) -> str:
             f"The job spec was refused before anything was created, with {number} finding{'' if number == 1 else 's'}."
         )
     if report.status is RunStatus.COMPLETED:
-        text = f"The run finished all {report.steps:,} steps in {duration(report.wall_seconds)}"
+        which = (
+            f"steps {report.start_step + 1:,} to {report.steps:,}"
+            if report.start_step
+            else f"all {report.steps:,} steps"
+        )
+        text = f"The run finished {which} in {duration(report.wall_seconds)}"
         return text + (f" for {money(report.cost.total_usd)}." if report.cost.total_usd is not None else ".")
     if report.status is RunStatus.RUNNING:
         return f"The run is at step {report.steps:,}{of}."
@@ -90,10 +95,13 @@ def explanation(report: RunReport) -> list[str]:
     if report.status is RunStatus.REJECTED:
         return ["No training job, image build or checkpoint was made for it."]
     text: list[str] = []
+    if report.start_step:
+        source = f" of {report.resume_from}" if report.resume_from else ""
+        text.append(f"It went on from step {report.start_step:,}{source}.")
     if report.first_loss is not None and report.final_loss is not None and report.steps:
         sentence = (
             f"The loss went from {report.first_loss:.3f} to {report.final_loss:.3f} nats per token "
-            f"over {count(report.tokens)} tokens"
+            f"over {count(report.tokens_trained)} tokens"
         )
         if report.tokens_per_second:
             sentence += f", at {report.tokens_per_second:,.0f} tokens per second"
@@ -185,5 +193,6 @@ _GOODPUT_ADVICE = {
     "image": _ONCE_PER_START,
     "download": "With `input_mode` FastFile the job starts while data streams.",
     "start-up": _ONCE_PER_START,
+    "ending": _ONCE_PER_START,
 }
 """Part of the paid time -> what makes it smaller."""

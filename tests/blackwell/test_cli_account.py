@@ -59,7 +59,15 @@ def test_leftovers_finds_ours_and_nothing_else(client: Callable[[str], Any]) -> 
     for name in ("blackwell-dev-run-a1/algo-1-1", "blackwell-devel-run-a1/algo-1-1", "blackwell-prod-run-a1/algo-1-1"):
         client("logs").create_log_stream(logGroupName=TRAINING_LOG_GROUP, logStreamName=name)
 
-    found = {(item.kind, item.name.rsplit(":", 1)[-1]) for item in _look(client).found if " resource" not in item.kind}
+    client("sqs").create_queue(QueueName="named-by-somebody", tags={STAGE_TAG: "dev"})
+    client("dynamodb").tag_resource(
+        ResourceArn="arn:aws:dynamodb:us-east-1:000000000000:table/BlackwellTrainingStack-StorageRunTable1A-x",
+        Tags=TAGS,
+    )
+    items = _look(client).found
+    tagged = [item.name.rsplit(":", 1)[-1] for item in items if item.kind.endswith(" resource")]
+    assert tagged == ["named-by-somebody"]  # what its tag shows is there, what has a lister of its own not twice
+    found = {(item.kind, item.name.rsplit(":", 1)[-1]) for item in items if " resource" not in item.kind}
     assert found == {
         ("bucket", "blackwelltrainingstack-storageartifacts-abc"),
         ("log group", "/aws/lambda/BlackwellTrainingStack-FunctionsPlan-xyz"),

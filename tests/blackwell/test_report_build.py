@@ -183,6 +183,8 @@ def test_report_goodput_parts_sum_to_the_billed_time(report: RunReport) -> None:
     assert parts["checkpoint stall"] == pytest.approx(1000 / INTERVAL * 0.9)
     assert parts["recompute after restart"] == pytest.approx(65 * 2.52 + 24, abs=1)
     assert parts["image"] == pytest.approx(385 + 370 + 350)
+    after_steps = (20 + 15) + (4 + 25 + 180)
+    assert parts["ending"] == pytest.approx(after_steps - VALIDATION_SECONDS, abs=0.01)
     assert parts["download"] == pytest.approx(40 + 20 + 105)
     assert report.goodput.goodput == pytest.approx(parts["productive steps"] / report.goodput.billed_seconds)
     assert report.goodput.waiting_seconds == pytest.approx(95 + 120 + 1900)
@@ -305,8 +307,40 @@ def test_report_of_a_running_run_reads_what_is_there() -> None:
         )
     )
     assert (report.status, report.verdict, report.steps) == ("RUNNING", None, 12)
-    assert report.goodput.billed_seconds == 2 * 600
+    assert report.goodput.billed_seconds == pytest.approx(2 * 600)
     assert report.attempts[0].capacity_kind == "on-demand"
+
+
+def test_report_of_a_resumed_run_counts_its_own_tokens_only() -> None:
+    log = JobLog("r", 1, BEGIN)
+    log.start(40)
+    log.steps(41, 60)
+    inputs = RunReportInputs(
+        run="r",
+        spec={"resume_from": "before", "training": {"steps": 60}, "capacity": [{"kind": "spot", "hourly_price": 1.0}]},
+        verdict=Verdict.COMPLETED,
+        attempts=[AttemptInputs(attempt=1, job={"TrainingTimeInSeconds": 360}, lines=log.lines)],
+        now=BEGIN,
+    )
+    report = build_run_report(inputs)
+    assert (report.start_step, report.steps, report.resume_from) == (40, 60, "before")
+    assert report.tokens == 60 * TOKENS_PER_STEP
+    assert report.tokens_trained == 20 * TOKENS_PER_STEP
+    assert report.headline.startswith("The run finished steps 41 to 60 in")
+    assert report.cost.usd_per_billion_tokens == pytest.approx(0.1 / (20 * TOKENS_PER_STEP) * 1e9)
+
+
+def test_report_keeps_the_first_time_a_checkpoint_was_durable() -> None:
+    log = JobLog("r", 1, BEGIN)
+    log.start(None)
+    log.steps(1, 20)
+    log.event("checkpoint", step=20, phase="complete", seconds=1.0, bytes=9)
+    log.event("checkpoint", step=20, phase="durable", seconds=2.0, bytes=9)
+    log.start(20)
+    log.steps(21, 21)
+    log.event("checkpoint", step=20, phase="durable", seconds=900.0, bytes=9)
+    (checkpoint,) = _single(log.lines).checkpoints
+    assert checkpoint.durable_lag_seconds == 2.0
 
 
 def test_report_survives_lines_of_every_kind() -> None:
