@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "resume": "Go on with a run from its newest checkpoint.",
     "report": "Print a run's report.",
     "sweep": "Plan and start a grid of runs, compare them.",
+    "outputs": "Print names of the deployed stack: buckets, table, state machine.",
     "quotas": "Show the account's quotas that matter.",
     "offerings": "Search offerings of training plans.",
     "leftovers": "List everything of the stack that still exists.",

@@ -78,7 +78,7 @@ def build_run_report(inputs: RunReportInputs) -> RunReport:
     before = proof.intervals[0].after_tokens if proof.intervals else None
     trained = figures.tokens - (before or 0)
     cost = _cost(inputs, attempts, restarts, trained)
-    reports = [_attempt_report(a, history) for a in attempts]
+    reports = [_attempt_report(a, history, inputs) for a in attempts]
     training = _mapping(inputs.spec.get("training"))
     newest = history.starts[-1] if history.starts else None
     started, ended = _span(inputs, attempts, status)
@@ -212,7 +212,7 @@ def _span(
     return started, ended
 
 
-def _attempt_report(attempt: _Attempt, history: History) -> AttemptReport:
+def _attempt_report(attempt: _Attempt, history: History, inputs: RunReportInputs) -> AttemptReport:
     given, job, item = attempt.inputs, attempt.inputs.job, attempt.inputs.item
     steps = [s for s in history.with_steps if s.attempt == given.attempt]
     remedy = item.get("remedy")
@@ -227,7 +227,7 @@ def _attempt_report(attempt: _Attempt, history: History) -> AttemptReport:
         explanation=words.attempt_explanation(verdict, reason),
         cause=reason,
         remedy=_text(remedy.get("remedy") if isinstance(remedy, Mapping) else remedy),
-        overrides=dict(_mapping(item.get("overrides"))),
+        overrides=_changes(_mapping(item.get("overrides")), inputs),
         capacity_kind=attempt.kind,
         instance_type=attempt.instance_type,
         instance_count=attempt.instances,
@@ -241,6 +241,23 @@ def _attempt_report(attempt: _Attempt, history: History) -> AttemptReport:
         last_step=max(s.step[-1] for s in steps) if steps else None,
         timeline=attempt.stretches,
     )
+
+
+def _changes(overrides: Mapping[str, Any], inputs: RunReportInputs) -> dict[str, Any]:
+    """Overrides without those that only pin what the spec or the first plan says anyway."""
+    planned = _mapping(_mapping(_mapping(inputs.plan).get("resolved")).get("training"))
+    asked = _mapping(inputs.spec.get("training"))
+
+    def said(path: str) -> list[Any]:
+        values = []
+        for source in (asked, planned):
+            value: Any = source
+            for key in path.split("."):
+                value = _mapping(value).get(key)
+            values.append(value)
+        return values
+
+    return {path: value for path, value in overrides.items() if value not in said(path)}
 
 
 # --- restarts and checkpoints ---------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def _tiles(report: RunReport) -> str:
     if report.goodput.goodput is not None:
         tiles.append(("Goodput", percent(report.goodput.goodput), f"of {duration(report.goodput.billed_seconds)} paid"))
     if report.cost.total_usd is not None:
-        saved = f"spot saved {money(report.cost.saved_usd)}" if report.cost.saved_usd else ""
+        saved = f"spot saved {money(report.cost.saved_usd)}" if (report.cost.saved_usd or 0) > 0 else ""
         budget = f"of {money(report.cost.budget_usd)} budget" if report.cost.budget_usd else ""
         tiles.append(("Cost", money(report.cost.total_usd), saved or budget))
     if report.wall_seconds is not None:

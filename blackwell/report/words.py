@@ -40,9 +40,10 @@ def money(usd: float | None) -> str:
     """`$1,234`, `$0.52`, `$0.0042`; `unknown` for None."""
     if usd is None:
         return "unknown"
-    if abs(usd) >= 1000:
-        return f"${usd:,.0f}"
-    return f"${usd:.2f}" if abs(usd) >= 0.1 or usd == 0 else f"${usd:.4f}"
+    sign, amount = "-" if usd < 0 else "", abs(usd)
+    if amount >= 1000:
+        return f"{sign}${amount:,.0f}"
+    return f"{sign}${amount:.2f}" if amount >= 0.1 or amount == 0 else f"{sign}${amount:.4f}"
 
 
 def count(value: float | None) -> str:

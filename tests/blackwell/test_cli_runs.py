@@ -11,7 +11,7 @@ import pytest
 from synthetic_run import BEGIN, SPEC, JobLog, eventful_run
 
 from blackwell import cli
-from blackwell.client import Progress, RunHandle, RunNotFound, RunState
+from blackwell.client import Progress, RunHandle, RunNotFound, RunState, StackOutputs
 from blackwell.findings import Finding, FindingsError
 from blackwell.report import build_run_report
 from blackwell.runs import AttemptItem, AttemptStatus, RunItem, RunStatus
@@ -49,6 +49,11 @@ class PlayedStack:
             "broken": _item("broken", RunStatus.FAILED, Verdict.OUT_OF_MEMORY, hour=1),
         }
     )
+
+    @property
+    def outputs(self) -> StackOutputs:
+        names = {"ArtifactsBucket": "the-bucket", "JobPrefix": "blackwell-dev"}
+        return StackOutputs("arn", "the-bucket", "c", "t", "blackwell-dev", names)
 
     def runs(self) -> list[RunItem]:
         return list(self.items.values())
@@ -116,7 +121,7 @@ Invoke = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def stack(monkeypatch: pytest.MonkeyPatch) -> PlayedStack:
     played = PlayedStack()
-    for name in ("runs", "show", "report", "logs", "stop", "submit", "resume"):
+    for name in ("runs", "show", "report", "logs", "stop", "submit", "resume", "outputs"):
         module = __import__(f"blackwell.cli.{name}", fromlist=["connect"])
         monkeypatch.setattr(module, "connect", lambda stage, profile, region: played)
     return played
@@ -140,6 +145,16 @@ def test_runs_lists_every_run_and_filters(invoke: Invoke) -> None:
     assert [name in out for name in ("going", "done", "broken")] == [True] * 3
     code, out, _ = invoke("runs", "--status", "failed", "--json")
     assert [item["run"] for item in json.loads(out)] == ["broken"]
+
+
+@pytest.mark.usefixtures("stack")
+def test_outputs_prints_one_name_for_scripts(invoke: Invoke) -> None:
+    code, out, _ = invoke("outputs", "ArtifactsBucket")
+    assert (code, out) == (0, "the-bucket\n")
+    assert "JobPrefix" in invoke("outputs")[1]
+    code, out, err = invoke("outputs", "ArtifactBucket")
+    assert (code, out) == (1, "")
+    assert "did you mean 'ArtifactsBucket'" in err
 
 
 @pytest.mark.usefixtures("stack")

@@ -24,6 +24,7 @@ from blackwell.findings import Finding
 from blackwell.planning import plan_job
 from blackwell.report import AttemptInputs, RunReport, RunReportInputs, build_run_report
 from blackwell.report.build import FINAL_STEPS
+from blackwell.report.words import money
 from blackwell.spec import parse_job_spec
 from blackwell.telemetry import format_step, parse_step
 from blackwell.verdict import Verdict
@@ -328,6 +329,22 @@ def test_report_of_a_resumed_run_counts_its_own_tokens_only() -> None:
     assert report.tokens_trained == 20 * TOKENS_PER_STEP
     assert report.headline.startswith("The run finished steps 41 to 60 in")
     assert report.cost.usd_per_billion_tokens == pytest.approx(0.1 / (20 * TOKENS_PER_STEP) * 1e9)
+
+
+def test_report_shows_only_overrides_that_change_something() -> None:
+    inputs = eventful_run()
+    item = dict(inputs.attempts[1].item)
+    item["overrides"] = {"global_batch_size": 128, "activation_checkpointing": "full", "micro_batch_size": 1}
+    inputs.attempts[1].item = item
+    report = build_run_report(inputs)
+    assert report.attempts[1].overrides == {"activation_checkpointing": "full", "micro_batch_size": 1}
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"), [(1234.5, "$1,234"), (0.5, "$0.50"), (0.0, "$0.00"), (-0.0013, "-$0.0013"), (None, "unknown")]
+)
+def test_money_in_words(usd: float | None, text: str) -> None:
+    assert money(usd) == text
 
 
 def test_report_keeps_the_first_time_a_checkpoint_was_durable() -> None:
