@@ -61,6 +61,11 @@ def render_html(report: RunReport) -> str:
     )
 
 
+def _part_style(name: str) -> str:
+    """A report of another version may name other parts."""
+    return _PART_STYLE.get(name, _WAITING_STYLE)
+
+
 def _badge(report: RunReport) -> tuple[str, str]:
     if report.status is RunStatus.COMPLETED:
         return "good", "completed"
@@ -467,7 +472,7 @@ def _goodput(report: RunReport) -> str:
     shown = [p for p in goodput.parts if p.seconds > 0]
     bar = _both(
         lambda identity, width: svg.stacked_bar(
-            [(p.name, p.share, _PART_STYLE[p.name]) for p in shown],
+            [(p.name, p.share, _part_style(p.name)) for p in shown],
             identity=identity,
             title="Where the paid time went",
             description="; ".join(f"{p.name} {percent(p.share)}" for p in shown),
@@ -477,9 +482,9 @@ def _goodput(report: RunReport) -> str:
         "good",
     )
     rows = "".join(
-        f'<tr><td><span class="key {_PART_STYLE[p.name]}"></span>{escape(p.name)}</td>'
+        f'<tr><td><span class="key {_part_style(p.name)}"></span>{escape(p.name)}</td>'
         f'<td class="n">{duration(p.seconds)}</td><td class="n">{percent(p.share)}</td>'
-        f'<td class="w soft">{escape(PARTS[p.name])}</td></tr>'
+        f'<td class="w soft">{escape(PARTS.get(p.name, ""))}</td></tr>'
         for p in goodput.parts
     )
     table = (

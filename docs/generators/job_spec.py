@@ -14,7 +14,7 @@ from docs.generators.text import table
 _INTRODUCTION = """# The job spec
 
 One JSON object starts a run. This page is made from `blackwell/spec.py`; editors can check a spec while it is written
-against `docs/job-spec.schema.json` (`"$schema"` is allowed and ignored). `python -m blackwell plan JOB.json` says what a spec
+against [job-spec.schema.json](job-spec.schema.json) (`"$schema"` is allowed and ignored). `python -m blackwell plan JOB.json` says what a spec
 means and what is wrong with it, without touching AWS.
 
 Unknown keys are refused. What is wrong is said all at once, each finding with an id, the path, what was given, what is

@@ -98,6 +98,12 @@ def test_page_exists_for_every_verdict_without_a_step(verdict: Verdict) -> None:
     _parse(page)
 
 
+def test_page_of_a_report_that_names_other_parts() -> None:
+    report = build_run_report(eventful_run())
+    report.goodput.parts[-1].name = "upload"
+    _parse(render_html(report))
+
+
 def test_page_of_one_step_has_a_chart() -> None:
     log = JobLog("r", 1, BEGIN)
     log.start(None)
