@@ -129,7 +129,7 @@ def format_step(record: StepRecord, run: str, rank: int = 0) -> str:
     )
 
 
-def format_event(event: str, run: str, rank: int = 0, **fields: Any) -> str:
+def format_event(event: str, run: str, rank: int = 0, /, **fields: Any) -> str:
     """The line for anything that is not a step: checkpoint, restart, out_of_memory, validation, profile, ..."""
     return f"[rank {rank}] event {event} run {run} {_json(fields)}"
 

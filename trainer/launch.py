@@ -7,6 +7,11 @@ kill them after 30 seconds. Workers that fail for a reason with a remedy are sta
 
 from __future__ import annotations
 
+from trainer.inbox import INBOX, Inbox
+
+if __name__ == "__main__":
+    INBOX.install()  # before the other imports, which take a while
+
 import contextlib
 import json
 import os
@@ -18,7 +23,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from blackwell.findings import FindingsError
@@ -67,26 +71,25 @@ class Start:
 class Launcher:
     """Runs one job on this host to its end."""
 
-    def __init__(self, places: Places, config: TrainerConfig, hosts: Hosts, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, places: Places, config: TrainerConfig, hosts: Hosts, environment: Mapping[str, str], inbox: Inbox
+    ) -> None:
         self.places, self.config, self.hosts = places, config, hosts
         self.environment = dict(environment)
         gpus = count_gpus(environment)
         self.workers = config.training.processes_per_instance or gpus or 1
         self.on_gpu = gpus > 0
         self.overrides: dict[str, Any] = {}
-        self._stop_at: float | None = None
-        self._signals = 0
+        self._inbox = inbox
 
     def run(self) -> FailureRecord:
         """Starts workers until they finish, are stopped, or fail beyond remedy."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
         council = Council(self.hosts)
         restarts = 0
         while True:
             record = council.agree(restarts, self._start_and_watch(restarts, council))
             remedy = self._remedy(record, restarts)
-            if remedy is None or self._stop_at is not None:
+            if remedy is None or self._inbox.stop_at is not None:
                 council.leave(restarts)
                 return self._final(record)
             restarts += 1
@@ -100,13 +103,6 @@ class Launcher:
                 cause=record.cause,
                 step=record.step,
             )
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals += 1
-        if self._stop_at is None:
-            self._stop_at = time.monotonic()
-        elif number == signal.SIGINT:  # a person pressed Ctrl-C again
-            self._stop_at = -1e9
 
     def _start_and_watch(self, restarts: int, council: Council) -> FailureRecord:
         with tempfile.TemporaryDirectory(prefix="blackwell-status-") as folder:
@@ -175,9 +171,9 @@ class Launcher:
         while start.alive():
             time.sleep(POLL_SECONDS)
             now = time.monotonic()
-            if self._stop_at is not None:
+            if self._inbox.stop_at is not None:
                 self._ask_to_stop(start)
-                if now > self._stop_at + STOP_GRACE_SECONDS:
+                if self._inbox.impatient or now > self._inbox.stop_at + STOP_GRACE_SECONDS:
                     return
             if failed_at is None and (start.failed() or (now > checked + 2 and council.somewhere_ended(start.number))):
                 failed_at = now
@@ -222,7 +218,7 @@ class Launcher:
 
     def _final(self, record: FailureRecord) -> FailureRecord:
         """Told to stop, the launcher never answers `completed` for less than all steps, nor blames the hardware."""
-        if self._stop_at is None or record.verdict in (*AGREED, Verdict.DIVERGED, Verdict.OUT_OF_MEMORY):
+        if self._inbox.stop_at is None or record.verdict in (*AGREED, Verdict.DIVERGED, Verdict.OUT_OF_MEMORY):
             return record
         if record.verdict is Verdict.HARDWARE:
             cause = f"stopped before the checkpoint was complete ({record.cause})"
@@ -241,6 +237,7 @@ def write_failure(places: Places, record: FailureRecord) -> None:
 
 def main(environment: Mapping[str, str] = os.environ) -> int:
     """Runs the job of this container; returns the exit code that names the verdict."""
+    INBOX.install()
     places = Places.from_environment(environment)
     places.failure.unlink(missing_ok=True)
     try:
@@ -252,7 +249,7 @@ def main(environment: Mapping[str, str] = os.environ) -> int:
         record = FailureRecord(verdict=Verdict.USER_ERROR, cause=error.findings[0].line())
         write_failure(places, record)
         return EXIT_CODES[record.verdict]
-    record = Launcher(places, config, hosts, environment).run()
+    record = Launcher(places, config, hosts, environment, INBOX).run()
     if record.verdict is not Verdict.COMPLETED:
         write_failure(places, record)
         print(f"{record.verdict.value}: {record.cause}", file=sys.stderr, flush=True)

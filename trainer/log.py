@@ -18,7 +18,7 @@ class Log:
         if self._rank == 0:
             self._write(format_step(record, self._run))
 
-    def event(self, name: str, *, every_rank: bool = False, **fields: Any) -> None:
+    def event(self, name: str, /, *, every_rank: bool = False, **fields: Any) -> None:
         """An event of rank 0, or of whichever rank calls where `every_rank`."""
         if self._rank == 0 or every_rank:
             self._write(format_event(name, self._run, self._rank, **fields))

@@ -45,7 +45,7 @@ from trainer.state import create_optimizer_state, snapshot, train_state
 from trainer.status import StatusFile
 from trainer.step import forward_backward
 from trainer.watch.capacity import plan_end
-from trainer.watch.control import ControlFile, reader
+from trainer.watch.control import ENV_POLL_SECONDS, POLL_SECONDS, ControlFile, reader
 from trainer.watch.divergence import LossWatch
 from trainer.watch.hang import Watchdog
 from trainer.watch.memory import probe
@@ -360,7 +360,7 @@ def _control(log: Log) -> ControlFile | None:
     uri = os.environ.get(ENV_CONTROL_URI)
     if not uri:
         return None
-    control = ControlFile(reader(uri), log.note)
+    control = ControlFile(reader(uri), log.note, float(os.environ.get(ENV_POLL_SECONDS) or POLL_SECONDS))
     control.start()
     return control
 

@@ -92,22 +92,21 @@ def finish(s: Session, places: Places) -> None:
 def fail(error: BaseException, status: StatusFile, job: Job | None) -> int:
     """Tells the launcher why this rank ends, then ends at once: other ranks must not wait for it in a collective."""
     verdict, secondary = classify(error)
-    detail: dict[str, object] = {}
+    step = status.state.step if status.at_step is None else status.at_step
+    detail: dict[str, Any] = {}
     if verdict is Verdict.OUT_OF_MEMORY and job is not None:
-        size = out_of_memory_bytes(error)
         detail = {
-            "bytes": size,
+            "bytes": out_of_memory_bytes(error),
+            "phase": status.phase,
             "micro_batch_size": job.micro_batch_size,
             "global_batch_size": job.global_batch_size,
             "activation_checkpointing": job.recompute.value,
-            "phase": status.phase,
         }
-        rank = status.state.rank
-        Log(job.run, rank).event(
-            "out_of_memory", every_rank=True, step=status.at_step, rank=rank, phase=status.phase, bytes=size
-        )
-    step = status.state.step if status.at_step is None else status.at_step
     status.write(verdict=verdict, cause=first_line(error), secondary=secondary, detail=detail, step=step)
+    if detail and job is not None:
+        rank = status.state.rank
+        log = Log(job.run, rank)
+        log.event("out_of_memory", every_rank=True, step=step, rank=rank, phase=status.phase, bytes=detail["bytes"])
     if not secondary:
         traceback.print_exception(error)
     sys.stderr.flush()

@@ -177,7 +177,7 @@ class Forked:
     def _first_end(self, codes: dict[int, int]) -> int:
         while all(_running(pid) for pid in self.pids):
             time.sleep(0.02)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while any(_running(pid) for pid in self.pids) and time.monotonic() < end:
             if any(not _running(p) for p in self.pids) and self._one_was_killed():
                 self.signal(signal.SIGKILL)

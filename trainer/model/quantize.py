@@ -103,7 +103,7 @@ def _hadamard(seed: int = 0) -> Tensor:
 def rotate(x: Tensor) -> Tensor:
     """The random Hadamard transform of every 16 numbers along the last dimension; two rotated operands cancel it."""
     matrix = _hadamard().to(x.device, x.dtype)
-    turned: Tensor = _blocks(x, NVFP4_BLOCK) @ matrix
+    turned: Tensor = torch.matmul(_blocks(x, NVFP4_BLOCK), matrix)
     return turned.flatten(-2)
 
 

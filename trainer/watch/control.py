@@ -19,6 +19,8 @@ from urllib.parse import unquote, urlparse
 from blackwell.names import split_s3_uri
 
 POLL_SECONDS = 10.0
+ENV_POLL_SECONDS = "BLACKWELL_CONTROL_POLL_SECONDS"
+"""Seconds between two readings, where POLL_SECONDS is too slow or too often."""
 
 
 class Action(IntEnum):
