@@ -15,6 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 DEPTH_ENV = "__DEPTH_ENV__"
+CALLS_ENV = "LOCAL_AWS_CALLS"
+"""Names a file: every AWS call of every function is written to it, one `handler service:Operation` a line."""
 
 
 def failure(error_type: str, message: str, trace: list[str] | None = None) -> dict[str, Any]:
@@ -78,6 +80,21 @@ def call(handler: Callable[..., Any], event: Any, context: Context) -> dict[str,
         return failure("Runtime.MarshalError", f"Unable to marshal response: {error}")
 
 
+def record_calls(module_name: str, file: str) -> None:
+    """From now on write down every AWS call of this process; what a function may do is checked against that."""
+    from botocore import client as botocore_client
+
+    base: Any = botocore_client.BaseClient
+    call_api = base._make_api_call
+
+    def recorded(client: Any, operation: str, parameters: Any) -> Any:
+        with open(file, "a") as calls:
+            calls.write(f"{module_name} {client.meta.service_model.service_name}:{operation}\n")
+        return call_api(client, operation, parameters)
+
+    base._make_api_call = recorded
+
+
 def run() -> None:
     """Serve invocations until standard input ends, which is when the server does."""
     answers, sys.stdout = sys.stdout, sys.stderr
@@ -85,6 +102,8 @@ def run() -> None:
     os.environ.update(init.get("env", {}))
     sys.path[0] = init["code_dir"]  # in place of this script's folder, which AWS does not have
     globals()["_ms_install_invoke_depth"]()  # ministack's recursion header stands before this file
+    if os.environ.get(CALLS_ENV):
+        record_calls(init["module"], os.environ[CALLS_ENV])
     handler, refused = load(init["module"], init["handler"])
     if refused is not None:
         refused = {"status": "error", "error": json.dumps(refused["result"])}
