@@ -216,8 +216,8 @@ def _attempt_report(attempt: _Attempt, history: History, inputs: RunReportInputs
     given, job, item = attempt.inputs, attempt.inputs.job, attempt.inputs.item
     steps = [s for s in history.with_steps if s.attempt == given.attempt]
     remedy = item.get("remedy")
-    reason = cause(given)
     verdict = attempt.verdict
+    reason = "" if verdict is Verdict.COMPLETED else cause(given)
     return AttemptReport(
         attempt=given.attempt,
         job_name=str(job.get("TrainingJobName") or item.get("job_name") or ""),
