@@ -144,6 +144,7 @@ _RANGE_TYPES = ("greater_than", "less_than", "too_short", "too_long", "pattern_m
 def from_validation_error(error: ValidationError) -> list[Finding]:
     """Translates pydantic's errors; one finding per place, with the path as the user wrote it."""
     found: dict[tuple[str, str], Finding] = {}
+    branches: dict[str, list[Finding]] = {}
     for item in error.errors(include_url=False):
         kind = item["type"]
         context = item.get("ctx", {})
@@ -167,8 +168,34 @@ def from_validation_error(error: ValidationError) -> list[Finding]:
             legal=str(legal) if legal else None,
             nearest=_nearest(kind, context),
         )
+        if any(isinstance(p, str) and _is_union_branch(p) for p in item["loc"]):
+            branches.setdefault(path, []).append(finding)
         found.setdefault((path, identity), finding)
+    for path, alternatives in branches.items():
+        if len(alternatives) > 1:
+            _merge_alternatives(path, alternatives, found)
     return list(found.values())
+
+
+_MOST_TELLING = ("BTS-006", "BTS-009", "BTS-008", "BTS-005", "BTS-007")
+"""Of the findings about the alternatives of one value, the first of these is shown."""
+
+
+def _merge_alternatives(path: str, alternatives: list[Finding], found: dict[tuple[str, str], Finding]) -> None:
+    """One finding for a value that fits none of its alternatives (a number or `auto`), naming what each would take."""
+
+    def order(finding: Finding) -> int:
+        return _MOST_TELLING.index(finding.id) if finding.id in _MOST_TELLING else len(_MOST_TELLING)
+
+    first = min(alternatives, key=order)
+    words = [a.legal or a.message.removeprefix("Input should be ") for a in alternatives]
+    keys = [key for key, finding in found.items() if key[0] == path and finding in alternatives]
+    merged = first.model_copy(update={"legal": " or ".join(dict.fromkeys(words))})
+    for index, key in enumerate(keys):
+        if index == 0:
+            found[key] = merged
+        else:
+            del found[key]
 
 
 def _is_union_branch(part: str) -> bool:

@@ -74,12 +74,14 @@ class _Spec(BaseModel):
 
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 Auto = Literal["auto"]
+PresetName = Literal["1b", "3b", "8b", "14b", "32b", "64b"]
+"""Keys of `blackwell.model.PRESETS`."""
 
 
 class ModelSpec(_Spec):
     """The model: a preset, a preset with changes, or a whole shape, by Hugging Face config names."""
 
-    preset: Literal["1b", "3b", "8b", "14b", "32b", "64b"] | None = None
+    preset: PresetName | None = None
     """Starting shape; any other key given here replaces the preset's value."""
     hidden_size: Annotated[int, Field(strict=True, ge=8, le=65_536)] | None = None
     num_hidden_layers: Annotated[int, Field(strict=True, ge=1, le=1_024)] | None = None
@@ -117,18 +119,20 @@ class ModelSpec(_Spec):
                         nearest=nearest,
                     )
                 )
-            if self.head_dim is None and (self.preset is None or self.hidden_size or self.num_attention_heads):
-                if hidden % heads or (hidden // heads) % 2:
-                    findings.append(
-                        Finding(
-                            id="BTS-006",
-                            path="hidden_size",
-                            message="must be an even multiple of num_attention_heads where head_dim is not given",
-                            given=hidden,
-                            legal=f"a multiple of {2 * heads}",
-                            nearest=max(1, round(hidden / (2 * heads))) * 2 * heads,
-                        )
+            open_head_dim = self.head_dim is None and (
+                self.preset is None or self.hidden_size or self.num_attention_heads
+            )
+            if open_head_dim and (hidden % heads or (hidden // heads) % 2):
+                findings.append(
+                    Finding(
+                        id="BTS-006",
+                        path="hidden_size",
+                        message="must be an even multiple of num_attention_heads where head_dim is not given",
+                        given=hidden,
+                        legal=f"a multiple of {2 * heads}",
+                        nearest=max(1, round(hidden / (2 * heads))) * 2 * heads,
                     )
+                )
         if findings:
             raise FindingsError(findings)
         return self
@@ -423,7 +427,7 @@ def _preset_string(value: Any) -> Any:
 class JobSpec(_Spec):
     """One training run, from its first step to its report."""
 
-    model: Annotated[ModelSpec, BeforeValidator(_preset_string)]
+    model: Annotated[ModelSpec, BeforeValidator(_preset_string, json_schema_input_type=PresetName | ModelSpec)]
     """A preset's name, or an object."""
     data: DataSpec | None = None
     """Required for workload `lm`."""

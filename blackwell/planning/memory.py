@@ -249,15 +249,14 @@ def _stage_memory(c: Configuration, k: MemoryConstants, stack: Stack, stage: Sta
 
     # Before the backward pass no gradient is alive, unless it is a buffer or a sum over micro batches.
     held = gradients if stack.gradient_buffers or c.accumulation > 1 else 0.0
-    if layout.pipeline > 1 and zero >= 3:
-        held += reduction
+    unreduced = reduction if layout.pipeline > 1 and zero >= 3 else 0.0
     # What is allocated in the stream of the reductions can never reuse blocks of the computation.
-    apart = k.gradients * max(0.0, gradients + reduction - held) if stack.reduction_stream and zero >= 3 else 0.0
+    apart = k.gradients * max(0.0, gradients + reduction - held - unreduced) if stack.reduction_stream and zero >= 3 else 0.0
     last_live = live + per_layer
     moments = {
-        "loss": (held, gathered, activations, quantized, 0.0, logits),
-        "backward": (held, gathered, activations, quantized, live, 0.0),
-        "end": (gradients + reduction, gathered, 0.0, 0.0, last_live, 0.0),
+        "loss": (held, gathered + unreduced, activations, quantized, 0.0, logits),
+        "backward": (held, gathered + unreduced, activations, quantized, live, 0.0),
+        "end": (gradients, gathered + reduction, 0.0, 0.0, last_live, 0.0),
     }
     moment = max(moments, key=lambda name: sum(moments[name]))
     g, ga, ac, qu, li, lo = (value / GB for value in moments[moment])

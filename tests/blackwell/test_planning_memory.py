@@ -1,0 +1,122 @@
+"""The memory model: monotone where physics is, and right about what is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_strategies import configurations
+
+from blackwell.hardware import GPUS
+from blackwell.model import PRESETS, ModelShape
+from blackwell.planning.configuration import Configuration, Layout
+from blackwell.planning.memory import memory
+from blackwell.planning.stacks import constants
+from blackwell.spec import ActivationCheckpointing, Precision
+
+FAST = settings(max_examples=60, deadline=None)
+
+
+def reserved(c: Configuration) -> float:
+    return memory(c, constants(c.stack).memory).reserved
+
+
+@FAST
+@given(configurations(), st.integers(1, 64))
+def test_memory_grows_with_the_batch(c: Configuration, more: int) -> None:
+    assert reserved(replace(c, micro_batch=c.micro_batch + more)) >= reserved(c)
+
+
+@FAST
+@given(configurations(), st.integers(1, 100_000))
+def test_memory_grows_with_the_sequence(c: Configuration, more: int) -> None:
+    assert reserved(replace(c, seq_length=c.seq_length + more)) >= reserved(c)
+
+
+@FAST
+@given(configurations(), st.integers(1, 16))
+def test_memory_grows_with_the_layers(c: Configuration, more: int) -> None:
+    # a pipeline deals layers out in whole stages, so it may only grow by whole rounds
+    step = more * c.layout.pipeline
+    base = replace(c, shape=replace(c.shape, num_hidden_layers=c.shape.num_hidden_layers * c.layout.pipeline))
+    larger = replace(base, shape=replace(base.shape, num_hidden_layers=base.shape.num_hidden_layers + step))
+    assert reserved(larger) >= reserved(base) * (1 - 1e-9)
+
+
+@FAST
+@given(configurations(), st.sampled_from([2, 4, 16]))
+def test_memory_does_not_grow_with_the_shards(c: Configuration, factor: int) -> None:
+    wider = replace(c, layout=replace(c.layout, data=c.layout.data * factor))
+    assert reserved(wider) <= reserved(c) * (1 + 1e-9)
+
+
+@FAST
+@given(configurations())
+def test_checkpointing_never_costs_memory_of_saved_activations(c: Configuration) -> None:
+    none = memory(replace(c, checkpointing=ActivationCheckpointing.NONE), constants(c.stack).memory)
+    full = memory(replace(c, checkpointing=ActivationCheckpointing.FULL), constants(c.stack).memory)
+    assert full.activations <= none.activations * (1 + 1e-9)
+
+
+@FAST
+@given(configurations())
+def test_terms_sum_to_the_peak(c: Configuration) -> None:
+    m = memory(c, constants(c.stack).memory)
+    assert sum(m.terms().values()) == pytest.approx(m.reserved)
+    assert m.reserved >= m.allocated > 0
+
+
+SEED_SHAPE = ModelShape(2048, 24, 16, 16, 6144, 0, 128, gated=False, bias=True)
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "micro_batch", "published_gb"),
+    [
+        (ActivationCheckpointing.NONE, 1, 15.5),
+        (ActivationCheckpointing.FULL, 1, 2.3),
+        (ActivationCheckpointing.FULL, 16, 22.8),
+    ],
+)
+def test_the_published_figures_of_the_1b_example(
+    checkpointing: ActivationCheckpointing, micro_batch: int, published_gb: float
+) -> None:
+    c = Configuration(
+        shape=SEED_SHAPE, gpu=GPUS["B200"], stack="te-fsdp", layout=Layout(data=8), precision=Precision.MXFP8,
+        checkpointing=checkpointing, micro_batch=micro_batch, seq_length=8192, loss="none", dropout=True,
+    )  # fmt: skip
+    assert memory(c, constants("te-fsdp").memory).allocated == pytest.approx(published_gb, rel=0.10)
+
+
+def test_states_of_fsdp_are_sixteen_bytes_per_parameter_over_the_shards() -> None:
+    shape = PRESETS["8b"]
+    c = Configuration(
+        shape=shape, gpu=GPUS["B200"], stack="blackwell", layout=Layout(data=8), accumulation=4, seq_length=128
+    )
+    m = memory(c, constants("blackwell").memory)
+    assert m.weights + m.optimizer + m.gradients == pytest.approx(16 * shape.num_parameters / 8 / 1e9)
+
+
+def test_tensor_ranks_divide_activations_and_weights() -> None:
+    c = Configuration(
+        shape=PRESETS["8b"], gpu=GPUS["H100-80GB"], stack="nemo", layout=Layout(data=1, zero=1), seq_length=8192
+    )
+    whole = memory(c, constants("nemo").memory)
+    half = memory(replace(c, layout=Layout(data=1, tensor=2, zero=1)), constants("nemo").memory)
+    assert half.weights == pytest.approx(whole.weights / 2, rel=1e-6)
+    assert half.activations == pytest.approx(whole.activations / 2, rel=0.01)
+
+
+def test_a_pipeline_holds_as_many_micro_batches_as_it_has_stages() -> None:
+    c = Configuration(
+        shape=PRESETS["8b"],
+        gpu=GPUS["H100-80GB"],
+        stack="nemo",
+        layout=Layout(pipeline=4, zero=1),
+        accumulation=16,
+        seq_length=4096,
+    )
+    one = memory(replace(c, accumulation=1), constants("nemo").memory)
+    many = memory(c, constants("nemo").memory)
+    assert many.activations == pytest.approx(4 * one.activations)
