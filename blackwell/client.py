@@ -178,7 +178,7 @@ class Client:
         if RUN_ID.match(name) is None:
             legal = "1 to 80 letters, digits, hyphens, underscores and dots, beginning with a letter or digit"
             raise FindingsError([Finding(id="BTS-209", message="not a legal name for a run", given=name, legal=legal)])
-        document = spec.model_dump(mode="json", exclude_none=True, exclude_unset=True, by_alias=True)
+        document = spec.model_dump(mode="json", exclude_unset=True, by_alias=True)
         try:
             answer = self._aws("stepfunctions").start_execution(
                 stateMachineArn=self.outputs.state_machine_arn, name=name, input=json.dumps(document)

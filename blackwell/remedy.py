@@ -7,12 +7,13 @@ deterministic, so a repeated call decides the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from blackwell.hardware import INSTANCES
 from blackwell.runs import AttemptItem
 from blackwell.spec import JobSpec, TrainingSpec, parse_job_spec
 from blackwell.verdict import RULES, Remedy, Verdict, less_memory
@@ -41,6 +42,7 @@ class Decision(BaseModel):
     wait_seconds: int = 0
     capacity_index: int = 0
     overrides: dict[str, Any] = {}
+    skip_data: dict[str, int] | None = None
 
 
 def apply_overrides(spec: JobSpec, overrides: Mapping[str, Any]) -> JobSpec:
@@ -51,7 +53,7 @@ def apply_overrides(spec: JobSpec, overrides: Mapping[str, Any]) -> JobSpec:
     """
     if not overrides:
         return spec
-    document = spec.model_dump(mode="json", exclude_none=True, by_alias=True)
+    document = spec.model_dump(mode="json", by_alias=True)
     for path, value in overrides.items():
         place = document["training"]
         *parents, last = path.split(".")
@@ -101,6 +103,7 @@ def _again(
     wait_seconds: int = 0,
     capacity_index: int | None = None,
     changes: Mapping[str, Any] | None = None,
+    skip_data: dict[str, int] | None = None,
 ) -> Decision:
     return Decision(
         action="launch",
@@ -110,20 +113,52 @@ def _again(
         wait_seconds=wait_seconds,
         capacity_index=last.capacity_index if capacity_index is None else capacity_index,
         overrides={**last.overrides, **(changes or {})},
+        skip_data=skip_data or last.skip_data,
     )
 
 
 def _less_memory(spec: JobSpec, attempts: Sequence[AttemptItem], verdict: Verdict, now: datetime) -> Decision | None:
     last = attempts[-1]
-    training = apply_overrides(spec, last.overrides).training
-    micro = training.micro_batch_size if isinstance(training.micro_batch_size, int) else 1
-    changes = less_memory(training.activation_checkpointing, micro)
-    if changes is None and spec.remedies.allow_shorter_sequence:
-        changes = _shorter_sequence(training)
-    if changes is None:
+    steps = list(_ladder(spec, last))
+    if not steps:
         return None
+    changes = next((s for s in steps if _fits(spec, last, s)), steps[-1])
     words = ", ".join(f"{key} {value}" for key, value in changes.items())
     return _again(last, verdict, Remedy.LESS_MEMORY, f"out of memory: {words}", changes=changes)
+
+
+def _ladder(spec: JobSpec, last: AttemptItem) -> Iterator[dict[str, Any]]:
+    """All smaller memory needs that are left, the nearest first; each as changes to the last attempt."""
+    changes: dict[str, Any] = {}
+    while True:
+        training = apply_overrides(spec, {**last.overrides, **changes}).training
+        micro = training.micro_batch_size if isinstance(training.micro_batch_size, int) else 1
+        step = less_memory(training.activation_checkpointing, micro)
+        if step is None and spec.remedies.allow_shorter_sequence:
+            step = _shorter_sequence(training)
+        if step is None:
+            return
+        changes = {**changes, **step}
+        yield changes
+
+
+def _fits(spec: JobSpec, last: AttemptItem, changes: Mapping[str, Any]) -> bool:
+    """Whether the change is enough, by the planner's model corrected with what was just observed.
+
+    The job ran out of memory although the plan said that it fits, so the model is too low by at least the device's
+    memory (and the allocation that failed) over the predicted peak. Where there is no GPU, every step is tried.
+    """
+    from blackwell.attempt import plan_attempt
+
+    entry = spec.capacity[last.capacity_index]
+    known = INSTANCES.get(entry.instance_type)
+    if known is None or known.gpu is None:
+        return True
+    before = plan_attempt(spec, last.capacity_index, last.overrides).memory
+    after = plan_attempt(spec, last.capacity_index, {**last.overrides, **changes}).memory
+    wanted = (last.failure or {}).get("detail", {}).get("bytes") or 0
+    observed = max(before.usable_gb, before.peak_gb) + wanted / 1e9
+    return after.peak_gb * observed / before.peak_gb <= after.usable_gb
 
 
 def _shorter_sequence(training: TrainingSpec) -> dict[str, Any] | None:
@@ -190,9 +225,17 @@ def _patience(spec: JobSpec, index: int) -> int:
 def _skip_data(spec: JobSpec, attempts: Sequence[AttemptItem], verdict: Verdict, now: datetime) -> Decision | None:
     last = attempts[-1]
     already = any(a.remedy and a.remedy.get("remedy") == Remedy.SKIP_DATA for a in attempts[:-1])
-    if not spec.remedies.allow_data_skip or already:
+    training = apply_overrides(spec, last.overrides).training
+    failed = (last.failure or {}).get("step") or (last.last_step or 0) + 1
+    whole = training.global_batch_size
+    if not spec.remedies.allow_data_skip or already or whole is None:
         return None
-    return _again(last, verdict, Remedy.SKIP_DATA, "diverged: once more from an older checkpoint, past this data")
+    # a spike is only called one after some steps of patience: what began it lies before
+    before = max(1, failed - (training.loss_spike.patience_steps - 1 if training.loss_spike else 0))
+    resumed = max((step for step in last.durable_steps if step < before), default=0)
+    skip = {"before_step": before, "sequences": (failed - resumed) * whole}
+    words = f"diverged at step {failed}: once more from step {resumed}, past the data up to there"
+    return _again(last, verdict, Remedy.SKIP_DATA, words, skip_data=skip)
 
 
 _REMEDIES = {

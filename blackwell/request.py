@@ -7,6 +7,7 @@ each other) stands in `_exclusions`, with the sources in docs/decisions.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -33,6 +34,7 @@ from blackwell.trainer_config import (
     ENV_PLAN_CONTINUES,
     ENV_RESUME_URI,
     ENV_RUN,
+    ENV_SKIP_DATA,
     to_hyperparameters,
 )
 
@@ -62,6 +64,7 @@ class LaunchContext(BaseModel):
     capacity_index: int = 0
     resume_uri: str | None = None
     plan_continues: bool = False
+    skip_data: dict[str, int] | None = None
     subnets: tuple[str, ...] = ()
     security_groups: tuple[str, ...] = ()
     kms_key_arn: str | None = None
@@ -176,6 +179,8 @@ def _environment(context: LaunchContext, places: RunPlaces) -> dict[str, str]:
             environment[ENV_RESUME_URI] = context.resume_uri
     if context.plan_continues:
         environment[ENV_PLAN_CONTINUES] = "1"
+    if context.skip_data:
+        environment[ENV_SKIP_DATA] = json.dumps(context.skip_data)
     return environment
 
 

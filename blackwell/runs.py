@@ -113,8 +113,14 @@ class AttemptItem(_Item):
     cause: str | None = None
     remedy: dict[str, Any] | None = None
     """What was decided afterwards: blackwell.remedy.Decision."""
+    failure: dict[str, Any] | None = None
+    """The container's own record of its failure (verdict.FailureRecord): step, rank, details."""
+    skip_data: dict[str, int] | None = None
+    """Data to leave out after a divergence: trainer_config.ENV_SKIP_DATA."""
     last_step: int | None = None
     durable_step: int | None = None
+    durable_steps: list[int] = Field(default_factory=list)
+    """Steps of all checkpoints that were whole in S3 when the attempt was assessed."""
 
 
 BUILD_LOCK_PREFIX = "image#"  # `#` is in no run id

@@ -64,7 +64,10 @@ def to_hyperparameters(spec: JobSpec) -> dict[str, str]:
     """Flattens a spec, defaults included, so that the job itself records all of it. Values are JSON, strings plain."""
     flat: dict[str, Any] = {}
     _flatten("model", spec.model.model_dump(mode="json", exclude_none=True), flat)
-    _flatten("", spec.training.model_dump(mode="json", exclude_none=True), flat)
+    fields = type(spec.training).model_fields
+    training = spec.training.model_dump(mode="json")
+    # null says something only where it is not the default anyway
+    _flatten("", {k: v for k, v in training.items() if v is not None or fields[k].default is not None}, flat)
     if spec.data is not None:
         _flatten("data", {"document_mask": spec.data.document_mask} if spec.data.document_mask else {}, flat)
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in sorted(flat.items())}

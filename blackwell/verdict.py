@@ -258,6 +258,8 @@ def classify_job(job: Mapping[str, Any], *, stopped_for: Verdict | None = None) 
     reason = str(job.get("FailureReason") or "")
     record = FailureRecord.decode(reason)
     ending = _classify_stopped(job, record, stopped_for) if status == "Stopped" else _classify_failed(reason, record)
+    if ending.verdict is Verdict.STOPPED and stopped_for is not None:  # the trainer did as the control file asked
+        return Ending(stopped_for, RULES[stopped_for].meaning, record)
     return Ending(ending.verdict, ending.cause, record)
 
 

@@ -91,6 +91,9 @@ class Functions(Construct):
                     ("*",),
                     why="The action has no resource; quotas are found by name because their codes are not published.",
                 ),
+                Permission(
+                    "ReadPrices", ("pricing:GetProducts",), ("*",), why="The public price list; it has no resource."
+                ),
             ],
         )
         self.ensure_image = self._function(

@@ -97,7 +97,7 @@ def with_overrides(config: TrainerConfig, overrides: Mapping[str, Any]) -> Train
     """The same settings with some training settings replaced."""
     if not overrides:
         return config
-    training = TrainingSpec.model_validate({**config.training.model_dump(exclude_none=True), **overrides})
+    training = TrainingSpec.model_validate({**config.training.model_dump(), **overrides})
     return config.model_copy(update={"training": training})
 
 

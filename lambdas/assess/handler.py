@@ -75,14 +75,17 @@ def _assess(store: RunStore, item: AttemptItem, launch_error: LaunchError | None
     if ending.verdict is Verdict.WORKFLOW_FAILED:
         abandon(store, item.run, ending.verdict)  # Launch may have died after it created the job
     places = RunPlaces(item.run)
-    durable = checkpoints.newest_durable(environment().checkpoint_bucket, places.checkpoints)
+    stored = checkpoints.stored(environment().checkpoint_bucket, places.checkpoints)
+    durable = [checkpoint.step for checkpoint in stored if checkpoint.durable]
     changes: dict[str, Any] = {
         "status": AttemptStatus.ENDED.value,
         "verdict": ending.verdict.value,
         "cause": ending.cause,
         "ended_at": item.ended_at or utc_now().isoformat(),
         "last_step": _last_step(item) if job is not None else None,
-        "durable_step": durable.step if durable else None,
+        "durable_step": max(durable, default=None),
+        "durable_steps": durable,
+        "failure": ending.record.model_dump(mode="json") if ending.record else None,
     }
     closed = item.model_copy(update=changes | {"verdict": ending.verdict, "status": AttemptStatus.ENDED})
     earlier = [a for a in store.attempts(item.run) if a.attempt < item.attempt]
@@ -121,6 +124,7 @@ def _prepare(store: RunStore, item: AttemptItem, decision: Decision) -> None:
             job_name=job_name(environment().job_prefix, item.run, number),
             capacity_index=decision.capacity_index,
             overrides=decision.overrides,
+            skip_data=decision.skip_data,
             why=decision.why,
             planned_at=utc_now().isoformat(),
         )

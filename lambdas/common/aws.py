@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from types_boto3_ecr import ECRClient
     from types_boto3_lambda import LambdaClient
     from types_boto3_logs import CloudWatchLogsClient
+    from types_boto3_pricing import PricingClient
     from types_boto3_s3 import S3Client
     from types_boto3_sagemaker import SageMakerClient
     from types_boto3_service_quotas import ServiceQuotasClient
     from types_boto3_stepfunctions import SFNClient
 
+PRICING_REGION = "us-east-1"
+"""The Price List has endpoints in few regions, and answers for all of them."""
 _CONFIG = Config(retries={"mode": "standard", "max_attempts": 5}, connect_timeout=5, read_timeout=30)
 
 
@@ -33,6 +36,8 @@ def client(service: Literal["ecr"]) -> ECRClient: ...
 def client(service: Literal["lambda"]) -> LambdaClient: ...
 @overload
 def client(service: Literal["logs"]) -> CloudWatchLogsClient: ...
+@overload
+def client(service: Literal["pricing"]) -> PricingClient: ...
 @overload
 def client(service: Literal["s3"]) -> S3Client: ...
 @overload
@@ -48,7 +53,8 @@ def client(service: Any) -> Any:
 
 @cache
 def _client(service: str) -> Any:
-    return boto3.client(service, config=_CONFIG)  # type: ignore[call-overload]
+    region = PRICING_REGION if service == "pricing" else None
+    return boto3.client(service, region_name=region, config=_CONFIG)  # type: ignore[call-overload]
 
 
 def error_code(error: ClientError) -> str:

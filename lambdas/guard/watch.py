@@ -25,6 +25,8 @@ STOP_AFTER = timedelta(minutes=20)
 """How long the trainer has to make a durable checkpoint once it is asked to stop."""
 START_UP_LIMIT = timedelta(minutes=90)
 """How long the first step may take after secondary status Training began: compilation, loading, resuming."""
+RESTART_TIME = timedelta(minutes=10)
+"""How long the launcher may take to restart hung workers before the guard steps in."""
 BUDGET_MARGIN = 0.98
 """Ask for the stop when this share of the budget is used: the checkpoint costs too."""
 
@@ -41,13 +43,28 @@ def watch(store: RunStore, attempt: AttemptItem, job: Mapping[str, Any], spec: J
     tail = jobs.tail(attempt.job_name)
     budget = spec.budget.max_cost_usd if spec.budget else None
     publish(attempt.run, numbers(tail, now=utc_now(), spent_usd=spent, budget_usd=budget))
-    silent = _silence(tail, job)
+    silent = _silence(tail, job, spec)
     if silent is not None:
         return _ask_to_stop(store, attempt, Verdict.HUNG) + f" after {silent} of silence"
-    return "watching"
+    return _want_checkpoint(attempt, tail) or "watching"
 
 
-def _silence(tail: Sequence[jobs.LogLine], job: Mapping[str, Any]) -> timedelta | None:
+def _want_checkpoint(attempt: AttemptItem, tail: Sequence[jobs.LogLine]) -> str | None:
+    """Asks for a checkpoint, once per step of the newest durable one, where that has become too old."""
+    records = [found[1] for _, line in tail if (found := parse_step(line))]
+    if not records or environment().network_isolation:
+        return None
+    lag = records[-1].checkpoint_durable_lag_seconds
+    if lag is None or lag < environment().durable_lag_minutes * 60:
+        return None
+    places = RunPlaces(attempt.run)
+    durable = checkpoints.newest_durable(environment().checkpoint_bucket, places.checkpoints)
+    newest = durable.step if durable else 0
+    _control(attempt.run, {"id": f"{attempt.attempt}-after-{newest}", "action": "checkpoint_now"})
+    return f"asked for a checkpoint: the newest durable one is {lag:.0f} s old"
+
+
+def _silence(tail: Sequence[jobs.LogLine], job: Mapping[str, Any], spec: JobSpec) -> timedelta | None:
     """How long nothing was logged, where that is too long; before the first step start-up has a limit of its own."""
     now = utc_now()
     steps = [at for at, line in tail if parse_step(line)]
@@ -56,7 +73,10 @@ def _silence(tail: Sequence[jobs.LogLine], job: Mapping[str, Any]) -> timedelta 
         return None
     last = datetime.fromtimestamp(max(steps) / 1000, tz=now.tzinfo) if steps else None
     if last is not None and last >= begun:
-        quiet, limit = now - last, timedelta(minutes=environment().silence_minutes)
+        own = (
+            timedelta(seconds=spec.training.hang_timeout_seconds) + RESTART_TIME
+        )  # the launcher's watchdog comes first
+        quiet, limit = now - last, max(timedelta(minutes=environment().silence_minutes), own)
     else:
         quiet, limit = now - begun, START_UP_LIMIT
     return quiet if quiet > limit else None
@@ -73,13 +93,18 @@ def _ask_to_stop(store: RunStore, attempt: AttemptItem, why: Verdict) -> str:
         jobs.stop(attempt.job_name)
         return f"stopped: {why}"
     control = {"id": f"{attempt.attempt}-{why}", "action": "stop_after_step", "reason": why.value}
+    _control(attempt.run, control)
+    return f"asked to stop: {why}"
+
+
+def _control(run: str, request: dict[str, Any]) -> None:
+    """Writes the run's control file; rank 0 acts once per id."""
     client("s3").put_object(
         Bucket=environment().artifacts_bucket,
-        Key=RunPlaces(attempt.run).control,
-        Body=json.dumps(control).encode(),
+        Key=RunPlaces(run).control,
+        Body=json.dumps(request).encode(),
         ContentType="application/json",
     )
-    return f"asked to stop: {why}"
 
 
 def _stop_when_durable(attempt: AttemptItem) -> str:

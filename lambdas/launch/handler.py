@@ -94,6 +94,7 @@ def _context(item: AttemptItem, spec: JobSpec, image: str) -> LaunchContext:
         checkpoint_bucket=stack.checkpoint_bucket,
         resume_uri=resume_uri(spec.resume_from, stack) if spec.resume_from else None,
         plan_continues=_plan_continues(entry),
+        skip_data=item.skip_data,
         subnets=stack.subnet_ids,
         security_groups=stack.security_group_ids,
         kms_key_arn=stack.kms_key_arn or None,

@@ -72,7 +72,8 @@ def _plan(request: PlanEvent) -> tuple[JobSpec, Plan, list[Finding]]:
     except FindingsError as refused:
         raise FindingsError([*named, *refused.findings]) from None
     findings = named + preflight.check(spec, environment())
-    facts = preflight.facts(spec)
+    facts, unread = preflight.facts(spec)
+    findings += unread
     try:
         plan = plan_job(spec, facts)
     except FindingsError as refused:
@@ -116,7 +117,7 @@ def _record(request: PlanEvent, spec: JobSpec, plan: Plan) -> bool:
     store = RunStore()
     if not store.create_run(item):
         return False
-    documents.write(request.run, documents.SPEC, spec.model_dump(mode="json", exclude_none=True, by_alias=True))
+    documents.write(request.run, documents.SPEC, spec.model_dump(mode="json", exclude_unset=True, by_alias=True))
     documents.write(request.run, documents.PLAN, plan.model_dump(mode="json"))
     store.create_attempt(
         AttemptItem(

@@ -5,27 +5,27 @@ A fact that cannot be read is a warning, never a pass.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from blackwell.account import QUOTA_USES, quota_name
 from blackwell.findings import Finding, Severity
 from blackwell.names import MANIFEST, RUN_ID, split_s3_uri
-from blackwell.planning import Facts, TrainingPlanFact
+from blackwell.planning import Facts, PriceFact, TrainingPlanFact
 from blackwell.remedy import utc_now
 from blackwell.request import data_uri
 from blackwell.spec import CapacityEntry, CapacityKind, JobSpec
 from lambdas.common.aws import client, error_code, error_message
 from lambdas.common.environment import Environment
 from lambdas.common.resume import resume_uri
-from lambdas.common.training_plans import PLAN_STATUSES, describe_plan
+from lambdas.common.training_plans import PLAN_STATUSES, describe_plan, training_plan_fact
+from lambdas.plan.prices import on_demand_price
 
-QUOTA_NAMES = {
-    CapacityKind.ON_DEMAND: "{} for training job usage",
-    CapacityKind.SPOT: "{} for spot training job usage",
-}
-"""Names of SageMaker's quotas; their codes are not published. Training plans have none."""
+QUOTA_OF = {CapacityKind.ON_DEMAND: QUOTA_USES[0], CapacityKind.SPOT: QUOTA_USES[1]}
+"""Which quota a job of this kind takes from; training plans take from none."""
 _MISSING = ("NoSuchBucket", "NoSuchKey", "404", "ResourceNotFound")
 
 
@@ -146,27 +146,35 @@ def _checkpoints(uri: str, given: str) -> list[Finding]:
     ]
 
 
-def facts(spec: JobSpec) -> Facts:
-    """What the planner can use of it: when training plans end. A plan that cannot be read has its finding already."""
+def facts(spec: JobSpec) -> tuple[Facts, list[Finding]]:
+    """What the planner can use of it: when training plans end, what instances cost; and what could not be read.
+
+    A training plan that cannot be read has its finding from `check` already.
+    """
     plans: dict[str, TrainingPlanFact] = {}
-    for arn in {entry.training_plan_arn for entry in spec.capacity if entry.training_plan_arn}:
-        try:
-            plan = describe_plan(arn) or {}
-        except (ClientError, BotoCoreError):
-            continue
-        hours = (plan.get("DurationHours") or 0) * (plan.get("TotalInstanceCount") or 0)
-        fee = plan.get("UpfrontFee")
-        plans[arn] = TrainingPlanFact(
-            end_time=plan.get("EndTime"), upfront_fee=float(fee) if fee else None, instance_hours=hours or None
-        )
-    return Facts(training_plans=plans, now=utc_now())
+    found: dict[str, PriceFact] = {}
+    unread: list[Finding] = []
+    for index, entry in enumerate(spec.capacity):
+        if entry.training_plan_arn is not None:
+            with contextlib.suppress(ClientError, BotoCoreError):
+                plans[entry.training_plan_arn] = training_plan_fact(entry.training_plan_arn)
+        elif entry.hourly_price is None and entry.instance_type not in found:
+            unread += _asked(f"capacity.{index}", partial(_price, entry.instance_type, found))
+    return Facts(training_plans=plans, prices=found, now=utc_now()), unread
+
+
+def _price(instance_type: str, into: dict[str, PriceFact]) -> list[Finding]:
+    price = on_demand_price(instance_type)
+    if price is not None:
+        into[instance_type] = price
+    return []  # a type without a listed price is the planner's finding
 
 
 _quotas: dict[str, float] = {}
 
 
 def _quota(entry: CapacityEntry, path: str) -> list[Finding]:
-    name = QUOTA_NAMES[entry.kind].format(entry.instance_type)
+    name = quota_name(entry.instance_type, QUOTA_OF[entry.kind])
     if name not in _quotas:
         pages = client("service-quotas").get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
         _quotas.update({quota["QuotaName"]: quota["Value"] for page in pages for quota in page["Quotas"]})

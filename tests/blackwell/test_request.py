@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from blackwell.planning import plan_job
 from blackwell.request import LAUNCHER, LaunchContext, check_request, data_uri, training_job_request
 from blackwell.spec import JobSpec, parse_job_spec
 from blackwell.trainer_config import from_hyperparameters
@@ -153,3 +154,11 @@ def test_all_findings_come_at_once() -> None:
     request = training_job_request(spec(), CONTEXT)
     request |= {"TrainingJobName": "_", "Unknown": 1, "RoleArn": "x"}
     assert len(check_request(request)) >= 3
+
+
+def test_switching_something_off_reaches_the_container() -> None:
+    """`null` is a value: without it the default would come back."""
+    for job in (spec(), spec(loss_spike=None)):
+        request = training_job_request(plan_job(job).resolved, CONTEXT)
+        read = from_hyperparameters(request["HyperParameters"], request["Environment"])
+        assert read.training.loss_spike == job.training.loss_spike

@@ -84,6 +84,16 @@ def test_a_stop_of_ours_has_our_reason() -> None:
     assert ending.verdict is Verdict.BUDGET_REACHED
 
 
+def test_a_stop_asked_for_through_the_control_file_has_our_reason() -> None:
+    """The launcher then ends by itself, with its code for `stopped`: SageMaker calls that Failed."""
+    record = FailureRecord(verdict=Verdict.STOPPED, cause="asked for through the control file").encode()
+    failed = job("Failed", "Failed", reason=f"AlgorithmError: {record}, exit code: 75")
+    assert classify_job(failed, stopped_for=Verdict.BUDGET_REACHED).verdict is Verdict.BUDGET_REACHED
+    assert classify_job(failed).verdict is Verdict.STOPPED
+    oom = job("Failed", "Failed", reason=f"AlgorithmError: {RECORD.encode()}")
+    assert classify_job(oom, stopped_for=Verdict.BUDGET_REACHED).verdict is Verdict.OUT_OF_MEMORY
+
+
 def test_a_completed_job_stays_completed_whatever_we_wanted() -> None:
     assert classify_job(job("Completed", "Completed"), stopped_for=Verdict.HUNG).verdict is Verdict.COMPLETED
 

@@ -32,6 +32,7 @@ def deployed(aws: LocalAws) -> dict[str, str]:
     aws.client("s3").put_object(Bucket="lambda-artifacts", Key=f"{DATA}manifest.json", Body=b"{}")
     uri = aws.client("ecr").create_repository(repositoryName="images")["repository"]["repositoryUri"]
     return {
+        "AWS_REGION": "us-east-1",
         "STAGE": "dev",
         "ARTIFACTS_BUCKET": "lambda-artifacts",
         "CHECKPOINT_BUCKET": "lambda-checkpoints",

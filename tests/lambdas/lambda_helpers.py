@@ -161,6 +161,15 @@ class FakeQuotas:
         return _Pages([{"Quotas": [{"QuotaName": n, "Value": v} for n, v in self.values.items()]}])
 
 
+class FakePrices:
+    def get_products(self, ServiceCode: str, Filters: list[dict[str, str]]) -> dict[str, list[str]]:
+        wanted = {f["Field"]: f["Value"] for f in Filters}
+        assert wanted["component"] == "Training"
+        dimension = {"unit": "Hrs", "pricePerUnit": {"USD": "99.5000000000"}}
+        terms = {"OnDemand": {"t": {"priceDimensions": {"d": dimension}}}}
+        return {"PriceList": [json.dumps({"terms": terms})] if wanted["instanceName"] == "ml.p6-b200.48xlarge" else []}
+
+
 class Workshop:
     """One test's view: the fakes, and the embedded services' clients."""
 
@@ -174,6 +183,7 @@ class Workshop:
             "lambda": self.functions,
             "codebuild": self.codebuild,
             "service-quotas": self.quotas,
+            "pricing": FakePrices(),
         }
 
     def client(self, service: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -97,6 +98,18 @@ def test_our_own_stop_has_our_reason(workshop: Workshop, launched: Launched, ass
     RunStore().update_attempt(run, 1, stopped_for=Verdict.BUDGET_REACHED.value)
     workshop.sagemaker.end(name, "Stopped")
     assert assessed()["verdict"] == "budget_reached"
+
+
+def test_diverged_data_is_left_out(workshop: Workshop, launched: Launched, assessed: Assessed, run: str) -> None:
+    name = launched(remedies={"allow_data_skip": True}, training={"loss_spike": None})
+    workshop.put_checkpoint(run, 5)
+    workshop.put_checkpoint(run, 10)
+    record = FailureRecord(verdict=Verdict.DIVERGED, cause="loss is nan", step=12).encode()
+    workshop.sagemaker.end(name, "Failed", FailureReason=f"AlgorithmError: {record}")
+    assert assessed()["action"] == "launch"
+    launch({"run": run, "attempt": 2}, None)
+    environment = workshop.sagemaker.jobs[workshop.sagemaker.created[1]]["_request"]["Environment"]
+    assert json.loads(environment["BLACKWELL_SKIP_DATA"]) == {"before_step": 12, "sequences": 2 * 8}
 
 
 def test_the_budget_ends_remedies(workshop: Workshop, launched: Launched, assessed: Assessed) -> None:

@@ -119,6 +119,15 @@ def test_a_fact_that_cannot_be_read_is_a_warning(workshop: Workshop, run: str) -
     assert "BTS-206" in {f["id"] for f in workshop.document(run, "findings.json")}
 
 
+def test_the_listed_price_is_used(workshop: Workshop, run: str) -> None:
+    entry = {"kind": "on-demand", "instance_type": "ml.p6-b200.48xlarge"}
+    spec = job_spec(capacity=[entry], training={"processes_per_instance": 8, "micro_batch_size": 1})
+    assert send(run, spec)["accepted"]
+    assert workshop.document(run, "plan.json")["cost"]["price_per_instance_hour"] == 99.5
+    assert send(f"{run}-2", job_spec(capacity=[entry | {"hourly_price": 7.0}], training=spec["training"]))["accepted"]
+    assert workshop.document(f"{run}-2", "plan.json")["cost"]["price_per_instance_hour"] == 7.0
+
+
 def test_training_plans_are_looked_at(workshop: Workshop, run: str) -> None:
     arn = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/gone-or-expired"
     entry = {"kind": "training-plan", "training_plan_arn": arn, "instance_type": "ml.p6-b200.48xlarge"}

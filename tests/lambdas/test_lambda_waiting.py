@@ -212,17 +212,17 @@ def test_no_checkpoint_in_time_is_stopped_all_the_same(workshop: Workshop, launc
     assert workshop.sagemaker.stopped == [name]
 
 
-def test_a_step_half_an_hour_ago_is_no_silence(workshop: Workshop, launched: Launched, run: str) -> None:
+def test_the_launchers_own_watchdog_comes_before_the_guard(workshop: Workshop, launched: Launched, run: str) -> None:
     name = launched()
     began(workshop, name, timedelta(hours=1))
-    workshop.log(name, [step_line(run, 1)], at=datetime.now(UTC) - timedelta(minutes=29))
+    workshop.log(name, [step_line(run, 1)], at=datetime.now(UTC) - timedelta(minutes=39))
     assert only(run) == "watching"
 
 
 def test_a_silent_job_is_stopped(workshop: Workshop, launched: Launched, run: str) -> None:
     name = launched()
     began(workshop, name, timedelta(hours=1))
-    workshop.log(name, [step_line(run, 1)], at=datetime.now(UTC) - timedelta(minutes=31))
+    workshop.log(name, [step_line(run, 1)], at=datetime.now(UTC) - timedelta(minutes=41))
     assert only(run).startswith("stopped: hung after")
     assert workshop.sagemaker.stopped == [name]
 
@@ -233,6 +233,23 @@ def test_start_up_has_a_limit_of_its_own(workshop: Workshop, launched: Launched,
     assert only(run) == "watching"
     began(workshop, name, timedelta(minutes=91))
     assert only(run).startswith("stopped: hung")
+
+
+def test_an_old_durable_checkpoint_is_asked_for_once(workshop: Workshop, launched: Launched, run: str) -> None:
+    name = launched()
+    began(workshop, name, timedelta(hours=3))
+    record = StepRecord(step=9, time=0.0, loss=1.0, learning_rate=1e-3, checkpoint_durable_lag_seconds=2 * 3600 + 1)
+    workshop.log(name, [format_step(record, run)])
+    workshop.put_checkpoint(run, 5)
+    assert only(run).startswith("asked for a checkpoint")
+    first = workshop.document(run, "control.json")
+    assert first["action"] == "checkpoint_now"
+    only(run)
+    assert workshop.document(run, "control.json")["id"] == first["id"]  # rank 0 acts once per id
+    workshop.put_checkpoint(run, 10)
+    only(run)
+    assert workshop.document(run, "control.json")["id"] != first["id"]
+    assert workshop.sagemaker.stopped == []
 
 
 def test_waiting_for_capacity_is_no_silence(workshop: Workshop, launched: Launched, run: str) -> None:
