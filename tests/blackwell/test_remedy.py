@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from blackwell.verdict import RULES, Remedy, Verdict
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
 SPOT = {"kind": "spot", "max_runtime_seconds": 3600, "max_wait_seconds": 7200}
 ON_DEMAND = {"kind": "on-demand", "max_runtime_seconds": 3600}
+CPU = {"kind": "on-demand", "instance_type": "ml.c7i.2xlarge"}
 
 
 def spec(**changes: Any) -> JobSpec:
@@ -47,7 +49,8 @@ def test_terminal_verdicts_end_the_run() -> None:
 
 
 def test_out_of_memory_saves_memory_with_the_same_tokens_per_step() -> None:
-    job, attempts, seen = spec(remedies={"max_attempts": 20}), [attempt(1, Verdict.OUT_OF_MEMORY)], []
+    job = spec(remedies={"max_attempts": 20}, capacity=[CPU], training={"processes_per_instance": 8})
+    attempts, seen = [attempt(1, Verdict.OUT_OF_MEMORY)], []
     while True:
         decision = decide(job, attempts, now=NOW)
         if decision.action == "report":
@@ -165,15 +168,23 @@ def test_the_skip_goes_past_the_data_of_the_divergence() -> None:
     assert decide(job, [failed, later], now=NOW).skip_data == decision.skip_data
 
 
-def test_what_was_observed_corrects_the_memory_model() -> None:
-    """Far over the limit, steps that the corrected model calls too small are left out."""
-    job = spec(training={"micro_batch_size": 16, "global_batch_size": 128, "seq_length": 8192})
-    near = attempt(1, Verdict.OUT_OF_MEMORY, failure={"detail": {"bytes": 1}})
-    far = attempt(1, Verdict.OUT_OF_MEMORY, failure={"detail": {"bytes": 900 * 10**9}})
-    first, second = (decide(job, [a], now=NOW).overrides for a in (near, far))
-    assert first == {"activation_checkpointing": "full"}
-    assert second["activation_checkpointing"] == "full"
-    assert second["micro_batch_size"] < 16
+def test_what_was_observed_corrects_the_memory_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan said 90 of 100 GB: steps that are too small once the observed peak is believed are left out."""
+
+    def plan(job: JobSpec, index: int, overrides: dict[str, Any]) -> SimpleNamespace:
+        micro = overrides.get("micro_batch_size", 16)
+        peak = 10 + micro * (5 if overrides.get("activation_checkpointing") != "full" else 4)
+        return SimpleNamespace(memory=SimpleNamespace(peak_gb=peak, usable_gb=100.0))
+
+    monkeypatch.setattr("blackwell.attempt.plan_attempt", plan)
+    job = spec(training={"micro_batch_size": 16, "global_batch_size": 128})
+    small = attempt(1, Verdict.OUT_OF_MEMORY, failure={"detail": {"bytes": 10**9}})
+    assert decide(job, [small], now=NOW).overrides == {"activation_checkpointing": "full"}  # 74 x 101 / 90 = 83
+    large = attempt(1, Verdict.OUT_OF_MEMORY, failure={"detail": {"bytes": 100 * 10**9}})
+    wanted = {"activation_checkpointing": "full", "micro_batch_size": 8}  # 42 x 200 / 90 = 93
+    assert decide(job, [large], now=NOW).overrides == wanted
+    hopeless = attempt(1, Verdict.OUT_OF_MEMORY, failure={"detail": {"bytes": 10**15}})
+    assert decide(job, [hopeless], now=NOW).overrides["micro_batch_size"] == 1  # the floor is still tried
 
 
 def test_dotted_overrides_reach_into_parts() -> None:
