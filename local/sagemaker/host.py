@@ -317,6 +317,7 @@ class JobRun:
             "HOME": str(disk.root / "home"),
             "TMPDIR": str(disk.root / "tmp"),
             "LANG": "C.UTF-8",
+            "OMP_WAIT_POLICY": "PASSIVE",  # jobs share this machine's cores: a thread that waits gives its core away
             **self.image.environment(),
             **self.job.record.get("Environment", {}),
             "TRAINING_JOB_NAME": self.job.name,
