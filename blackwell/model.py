@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-
 DEFAULT_RMS_NORM_EPS = 1e-5
 DEFAULT_ROPE_THETA = 500_000.0
 

@@ -204,6 +204,9 @@ class ParallelSpec(_Spec):
     """Ranks that share one copy of the states: those of a node (HSDP), or all (FSDP)."""
     reshard_after_forward: bool = True
     """False keeps gathered parameters until the backward pass: more memory, one all-gather less."""
+    accumulate: Literal["auto", "local", "sharded"] = "auto"
+    """Gradients of several micro batches: `local` adds up whole ones and reduces once per step, `sharded` reduces after
+    every micro batch and keeps only its part; `auto` is local where that fits."""
 
 
 class Nvfp4Spec(_Spec):

@@ -72,6 +72,7 @@ def shard(model: LayerStack, mesh: DeviceMesh, dtype: torch.dtype, parallel: Par
         MixedPrecisionPolicy() if keeps_type else MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     )
     reshard = parallel.reshard_after_forward
+    model.reduce_every_micro_batch = parallel.accumulate == "sharded"
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     if isinstance(model, LanguageModel) and not model.shape.tie_word_embeddings:
@@ -82,8 +83,9 @@ def shard(model: LayerStack, mesh: DeviceMesh, dtype: torch.dtype, parallel: Par
 
 
 def set_gradient_sync(model: nn.Module, last: bool) -> None:
-    """Gradients are reduced over ranks only in the last micro batch of a step."""
+    """Gradients are reduced over ranks only in the last micro batch of a step, unless whole ones do not fit."""
     assert isinstance(model, FSDPModule)
+    last = last or getattr(model, "reduce_every_micro_batch", False) is True
     model.set_requires_gradient_sync(last)
     model.set_is_last_backward(last)
 

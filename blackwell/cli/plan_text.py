@@ -14,7 +14,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     yield f"{plan.model['num_parameters'] / 1e9:.3g} B parameters on {entry.ranks} ranks of {entry.instance_type} ({entry.kind})"
     yield (
         f"precision {t.precision}, micro batch {t.micro_batch_size}, global batch {t.global_batch_size}, sequence {t.seq_length}, "
-        f"checkpointing {t.activation_checkpointing}, shards over {t.parallel.shard_across} ranks"
+        f"checkpointing {t.activation_checkpointing}, shards over {t.parallel.shard_across} ranks, gradients accumulated {t.parallel.accumulate}"
     )
     yield ""
     yield f"Memory per rank, GB (peak at the {m.moment})"

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from blackwell.planning.configuration import Configuration
 from blackwell.planning.resolve import (
-    LADDER,
     WORTH,
     Choice,
     Place,
@@ -103,7 +102,7 @@ def _percent(faster: float, slower: float) -> str:
 def _checkpointing(case: _Case) -> Iterator[Advice]:
     """Needed or not, and why."""
     limit = case.place.limit_gb
-    best = {ladder: case.best_batch(ladder) for ladder in LADDER}
+    best = {kind: case.best_batch(kind) for kind in (ActivationCheckpointing.NONE, ActivationCheckpointing.FULL)}
     none, full = best[ActivationCheckpointing.NONE], best[ActivationCheckpointing.FULL]
     small = case.c.shape.num_parameters < SMALL_MODEL
     rule = "the guide's rule (usually not needed below 14 B, needed from about 14 B)"

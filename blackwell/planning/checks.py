@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from blackwell.findings import Finding, Severity
 from blackwell.hardware import ALIGNMENT, INSTANCES
 from blackwell.planning.checkpoints import Checkpoints
 from blackwell.planning.cost import Cost
-from blackwell.planning.resolve import Choice, Place, base_configuration, best_choice, illegal_dimensions
+from blackwell.planning.resolve import (
+    LADDER,
+    Choice,
+    Place,
+    base_configuration,
+    best_choice,
+    evaluate,
+    illegal_dimensions,
+    ladder,
+)
 from blackwell.spec import CapacityKind, JobSpec, Precision, Workload
 
 BLOCKING = frozenset({"BTS-103"})
@@ -148,13 +158,10 @@ def does_not_fit(spec: JobSpec, place: Place, choice: Choice, index: int) -> Fin
 
 def nearest_fit(spec: JobSpec, place: Place, choice: Choice) -> dict[str, object] | None:
     """The nearest configuration that fits: recompute more, then a smaller batch, chunked loss, shorter, more GPUs."""
-    from dataclasses import replace
-
-    from blackwell.planning.resolve import LADDER, evaluate
-
     c = choice.configuration
     limit = place.limit_gb
-    for checkpointing in LADDER[LADDER.index(c.checkpointing) :]:
+    heavier = [x for x in ladder(c) if LADDER.index(x) >= LADDER.index(c.checkpointing)]
+    for checkpointing in heavier:
         micro = int(c.micro_batch)
         while micro >= 1:
             if evaluate(replace(c, checkpointing=checkpointing, micro_batch=micro), limit).fits:

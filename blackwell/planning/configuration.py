@@ -69,6 +69,8 @@ class Configuration:
     loss: Loss = "full"
     compiled: bool = False
     reshard: bool = True
+    accumulate_locally: bool = False
+    """Sharded data parallel: whole gradients of several micro batches add up on every rank and are reduced once."""
     checkpointed_layers: float = 1.0
     """Share of the layers to which `checkpointing` applies."""
     quantized_layers: float = 1.0

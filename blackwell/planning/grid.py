@@ -8,11 +8,11 @@ from html import escape
 
 from blackwell.hardware import ALIGNMENT, instance
 from blackwell.planning.resolve import (
-    LADDER,
     Choice,
     base_configuration,
     evaluate,
     illegal_dimensions,
+    ladder,
     place_of,
 )
 from blackwell.planning.stacks import constants
@@ -56,7 +56,7 @@ def grid_points(spec: JobSpec) -> list[Point]:
             for micro in MICRO_BATCHES:
                 if micro * length % ALIGNMENT[precision].tokens:
                     continue
-                for checkpointing in LADDER:
+                for checkpointing in ladder(base):
                     c = replace(
                         base, precision=precision, recipe=recipe, quantized_layers=1 - tail, seq_length=length,
                         micro_batch=micro, checkpointing=checkpointing,

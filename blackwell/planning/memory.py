@@ -164,6 +164,10 @@ def saved_bytes(c: Configuration, stack: Stack, gathered_inputs: float = 0.0) ->
         none += 2 * (4 + 2) * h / along + (2 * f / tp if s.gated else 0)
     if stack.selective == "core_attention":
         selective = none
+    elif stack.selective == "everything":
+        selective = 2 * h / along
+    elif stack.selective == "products":
+        selective = 2 * (3 * h / along + (2 * a + 2 * kv) / tp + ups / tp)
     else:
         # PyTorch's per-operator list keeps the layer's input, attention outputs and every second matrix product;
         # quantized products are no operators of that list, their quantized inputs are kept instead.
@@ -244,14 +248,26 @@ def _stage_memory(c: Configuration, k: MemoryConstants, stack: Stack, stage: Sta
     logits = 0.0
     if stage.head and s.vocab_size and c.loss != "none":
         each = k.logits * stack.logit_bytes * {"full": 1.0, "compiled": COMPILED_LOGITS, "chunked": 1 / CHUNKS}[c.loss]
-        logits = tokens * s.vocab_size / tp * each + (4 * tokens * s.hidden_size if c.loss == "chunked" else 0)
+        logits = tokens * s.vocab_size / tp * each
+        if c.loss == "chunked":
+            if stack.chunk_logits:
+                # One chunk, the head's gradient in 32 bit, the gradient of the hidden states.
+                logits = min(logits * CHUNKS, stack.chunk_logits * stack.logit_bytes) + 4 * vocabulary
+            logits += (2 if stack.chunk_logits else 4) * tokens * s.hidden_size
         logits += 2 * 2 * tokens * s.hidden_size * (1 - 1 / tp)  # the head's gathered input and its gradient
 
     # Before the backward pass no gradient is alive, unless it is a buffer or a sum over micro batches.
     held = gradients if stack.gradient_buffers or c.accumulation > 1 else 0.0
+    if c.accumulate_locally and c.accumulation > 1 and zero >= 3:
+        held = stack.reduce_bytes * count
+        gradients = max(gradients, held)  # the last unit is reduced while nearly all others are still whole
     unreduced = reduction if layout.pipeline > 1 and zero >= 3 else 0.0
     # What is allocated in the stream of the reductions can never reuse blocks of the computation.
-    apart = k.gradients * max(0.0, gradients + reduction - held - unreduced) if stack.reduction_stream and zero >= 3 else 0.0
+    apart = (
+        k.gradients * max(0.0, gradients + reduction - held - unreduced)
+        if stack.reduction_stream and zero >= 3
+        else 0.0
+    )
     last_live = live + per_layer
     moments = {
         "loss": (held, gathered + unreduced, activations, quantized, 0.0, logits),

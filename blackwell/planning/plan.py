@@ -377,7 +377,7 @@ def _throughput_plan(choice: Choice, place: Place, band: float, correction: runs
 
 def _resolved(spec: JobSpec, choice: Choice, interval: int, transport: str, place: Place) -> JobSpec:
     c = choice.configuration
-    document = spec.model_dump(mode="json", exclude_none=True, by_alias=True)
+    document = spec.model_dump(mode="json", by_alias=True)  # a null is a choice: loss_spike
     training = document["training"]
     training |= {
         "precision": c.precision.value,
@@ -390,7 +390,10 @@ def _resolved(spec: JobSpec, choice: Choice, interval: int, transport: str, plac
     if training.get("backend") == "auto":
         training["backend"] = "te" if place.on_gpu and not spec.training.emulate_precision else "torch"
     training["checkpoint"] |= {"interval_steps": interval, "transport": transport}
-    training["parallel"] |= {"shard_across": "node" if c.layout.shard else "all"}
+    training["parallel"] |= {
+        "shard_across": "node" if c.layout.shard else "all",
+        "accumulate": "local" if c.accumulate_locally else "sharded",
+    }
     return parse_job_spec(document)
 
 

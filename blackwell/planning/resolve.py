@@ -13,7 +13,7 @@ from blackwell.hardware import ALIGNMENT, GB, GIB, Gpu, Instance
 from blackwell.model import ModelShape
 from blackwell.planning.configuration import Configuration, Layout
 from blackwell.planning.memory import Memory, memory
-from blackwell.planning.stacks import Constants, constants
+from blackwell.planning.stacks import STACKS, Constants, constants
 from blackwell.planning.throughput import Speed, speed
 from blackwell.spec import ActivationCheckpointing, CapacityEntry, JobSpec, Precision, Workload
 
@@ -28,6 +28,15 @@ WORTH = 1.01
 """A larger micro batch must be this much faster to be chosen."""
 LARGEST_MICRO_BATCH = 1024
 LADDER = (ActivationCheckpointing.NONE, ActivationCheckpointing.SELECTIVE, ActivationCheckpointing.FULL)
+
+
+def ladder(c: Configuration) -> tuple[ActivationCheckpointing, ...]:
+    """Kinds of checkpointing that differ on the configuration's stack, lightest first."""
+    return tuple(
+        x
+        for x in LADDER
+        if x is not ActivationCheckpointing.SELECTIVE or STACKS[c.stack].selective in ("operators", "products")
+    )
 
 
 def cpu_device(instance: Instance, processes: int) -> Gpu:
@@ -106,15 +115,25 @@ def base_configuration(spec: JobSpec, place: Place) -> Configuration:
     tail = training.nvfp4.high_precision_tail_fraction if precision is Precision.NVFP4 else 0.0
     known = place.instance
     return Configuration(
-        shape=shape, gpu=place.gpu, stack="te-fsdp" if layers else "blackwell",
+        shape=shape, gpu=place.gpu, stack=stack_of(spec, place),
         layout=Layout(data=place.ranks, zero=3, shard=shard), precision=Precision(precision),
         checkpointing=ActivationCheckpointing.NONE, seq_length=training.seq_length if training.seq_length != "auto" else 4096,
         loss="none" if layers else "chunked" if training.cross_entropy == "chunked" else "full",
-        compiled=training.compile, reshard=training.parallel.reshard_after_forward, quantized_layers=1.0 - tail,
+        compiled=training.compile, accumulate_locally=training.parallel.accumulate != "sharded", reshard=training.parallel.reshard_after_forward, quantized_layers=1.0 - tail,
         recipe="current" if precision is Precision.FP8 else "delayed" if precision is Precision.FP8_DELAYED else "",
         gpus_per_node=place.processes, dropout=training.dropout > 0 or layers,
         network_gb_per_second=known.network_gb_per_second_per_gpu if known.gpus else known.network_gbps / 8 / place.processes,
     )  # fmt: skip
+
+
+def stack_of(spec: JobSpec, place: Place) -> str:
+    """Which of our trainer's variants runs: layers of Transformer Engine, of PyTorch, or the bare layers workload."""
+    training = spec.training
+    if training.workload is Workload.LAYERS:
+        return "te-fsdp"
+    if training.backend == "torch" or not place.on_gpu or training.emulate_precision:
+        return "blackwell-torch"
+    return "blackwell"
 
 
 def first_precision(shape: ModelShape, place: Place) -> Precision:
@@ -159,18 +178,21 @@ def choices(spec: JobSpec, place: Place, base: Configuration) -> Iterator[Choice
     """Every combination of the choices that the spec leaves open, predicted."""
     training = spec.training
     given = training.activation_checkpointing
-    ladder = LADDER if given == "auto" else (ActivationCheckpointing(given),)
+    kinds = ladder(base) if given == "auto" else (ActivationCheckpointing(given),)
     batch = training.global_batch_size
     limit = place.limit_gb
     known = constants(base.stack)
-    for checkpointing in ladder:
+    for checkpointing in kinds:
         for micro in micro_batches(spec, place, base.seq_length, base.precision):
             accumulation = max(1, batch // (micro * place.ranks)) if batch else 1
             c = replace(base, checkpointing=checkpointing, micro_batch=micro, accumulation=accumulation)
             choice = evaluate(c, limit, known)
             yield choice
-            if not choice.fits:
-                break
+            if not choice.fits and c.accumulate_locally and accumulation > 1 and training.parallel.accumulate == "auto":
+                choice = evaluate(replace(c, accumulate_locally=False), limit, known)
+                yield choice
+            if not choice.fits and accumulation == 1:
+                break  # with accumulation a larger micro batch may need no whole gradients any more
 
 
 def best_choice(spec: JobSpec, place: Place, base: Configuration) -> Choice:
@@ -198,18 +220,15 @@ def longest_sequence(
     spec: JobSpec, place: Place, base: Configuration, *, limit: int = 4_194_304
 ) -> tuple[int, Choice] | None:
     """The longest sequence that fits with one sequence per rank, to a step of 1,024 tokens; None where none does."""
-    ladder = (
-        (ActivationCheckpointing.FULL,)
-        if spec.training.activation_checkpointing == "auto"
-        else (ActivationCheckpointing(spec.training.activation_checkpointing),)
-    )
+    asked = spec.training.activation_checkpointing
+    checkpointing = ActivationCheckpointing.FULL if asked == "auto" else ActivationCheckpointing(asked)
     given = spec.training.micro_batch_size
     micro = 1 if given == "auto" else given
     known = constants(base.stack)
 
     def at(length: int) -> Choice:
         return evaluate(
-            replace(base, seq_length=length, micro_batch=micro, checkpointing=ladder[-1]), place.limit_gb, known
+            replace(base, seq_length=length, micro_batch=micro, checkpointing=checkpointing), place.limit_gb, known
         )
 
     step = 1024

@@ -46,8 +46,12 @@ class Stack:
     """Precisions whose layers save their inputs quantized (Transformer Engine: all), not in 16 bit."""
     keeps_quantized_weights: bool = False
     """Quantized weight copies live from the forward pass to the backward pass."""
-    selective: Literal["operators", "core_attention"] = "operators"
-    """What selective checkpointing means: PyTorch's list of saved operators, or Megatron's core attention only."""
+    selective: Literal["operators", "products", "core_attention", "everything"] = "operators"
+    """What selective checkpointing recomputes: all but attention and every second matrix product (torchtitan's list),
+    all but attention and products, Megatron's core attention only, or everything (Transformer Engine's checkpoint knows
+    no list)."""
+    chunk_logits: int = 0
+    """Logits of one chunk of a chunked cross-entropy; 0 where the tokens are cut into eight."""
     logit_bytes: float = 12
     """Per logit of a full cross-entropy: bf16 logits, fp32 copy, fp32 and bf16 gradient; 5 where it works in place."""
     compiled_by_default: bool = False
@@ -69,6 +73,8 @@ STACKS: Mapping[str, Stack] = {
             8,
             saves_quantized=QUANTIZED,
             keeps_quantized_weights=True,
+            selective="everything",
+            chunk_logits=2**25,
             evidence="our trainer: FSDP2, fp32 sharded parameters and AdamW, bf16 gathered weights, fp32 reduction, chunked loss",
         ),
         Stack(
@@ -91,10 +97,21 @@ STACKS: Mapping[str, Stack] = {
         ),
         Stack("torchtune", 2, 2, 4, fused_kernels=False, evidence="bf16 parameters and bf16 AdamW on one GPU"),
         Stack(
+            "blackwell-torch",
+            4,
+            4,
+            8,
+            fused_kernels=False,
+            selective="products",
+            chunk_logits=2**25,
+            evidence="our trainer with PyTorch's own layers, which emulate quantized formats in 16 bit",
+        ),
+        Stack(
             "te-fsdp",
             2,
             2,
             4,
+            selective="everything",
             saves_quantized=QUANTIZED,
             keeps_quantized_weights=True,
             evidence="TransformerEngine examples/pytorch/fsdp: bf16 parameters and Adam without master weights, fp32 reduction",

@@ -35,6 +35,8 @@ RETRY_FROM, RETRY_WIDTH = 0.92, 0.015
 """Share of the device's memory at which half of the micro batches meet a full allocator, and how sharply."""
 PACE = 2.0
 """Exponent with which host time and GPU time of a micro batch combine: infinity would be the larger of the two."""
+REDUCED_BYTES = 2.0
+"""Per parameter of a reduce-scatter: 4 in fp32, half hidden since nothing waits for it."""
 OPTIMIZER_BYTES = 28.0
 """Moved per parameter: read gradient, weight and two moments, write three of them, in fp32."""
 
@@ -146,7 +148,12 @@ def _stage_speed(c: Configuration, k: SpeedConstants, stack: Stack, stage: Stage
     if checkpointing is ActivationCheckpointing.FULL:
         again = layer_seconds + attention + elementwise + 0.5 * quantize
     elif checkpointing is ActivationCheckpointing.SELECTIVE:
-        again = attention if stack.selective == "core_attention" else 0.5 * layer_seconds + elementwise + 0.5 * quantize
+        again = {
+            "core_attention": attention,
+            "products": elementwise,
+            "everything": layer_seconds + attention + elementwise + 0.5 * quantize,
+            "operators": 0.5 * layer_seconds + elementwise + 0.5 * quantize,
+        }[stack.selective]
     else:
         again = 0.0
     again *= c.checkpointed_layers
@@ -173,7 +180,8 @@ def _stage_speed(c: Configuration, k: SpeedConstants, stack: Stack, stage: Stage
     accumulation = max(1.0, c.accumulation)
     shards = layout.shards
     if layout.zero >= 3:
-        moved = (stack.compute_bytes * (2 if c.reshard else 1) + 2) * parameters * (shards - 1) / shards
+        reduced = REDUCED_BYTES / (accumulation if c.accumulate_locally else 1)
+        moved = (stack.compute_bytes * (2 if c.reshard else 1) + reduced) * parameters * (shards - 1) / shards
         seconds = moved / bandwidth(c, k, shards, tp)
         replicas = layout.data * layout.context / shards
         if replicas > 1:

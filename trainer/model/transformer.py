@@ -59,6 +59,7 @@ class LayerStack(nn.Module):
         super().__init__()
         self.shape = shape
         self.backend = backend
+        self.reduce_every_micro_batch = False
         self.layers = nn.ModuleList(
             backend.make_layer(shape, index, dropout, params_dtype) for index in range(shape.num_hidden_layers)
         )
