@@ -44,7 +44,7 @@ class BaseImageCheck(Construct):
             permissions=[
                 Permission("ListBaseImages", ("ecr:ListImages",), (repository,)),
                 Permission("Tell", ("sns:Publish",), (topic.topic_arn,)),
-                *([key_use(encryption.key.key_arn)] if encryption.key else []),
+                key_use(encryption.topic_key.key_arn),
             ],
         )
         rule = events.Rule(

@@ -1,4 +1,7 @@
-"""The stack's own KMS key, where settings ask for one; otherwise the services' own keys are used."""
+"""Encryption keys: one of the stack's own for all data where settings ask for it, and in any case one for the topic.
+
+The topic cannot use SNS's own key: its policy lets neither alarms nor rules publish.
+"""
 
 from __future__ import annotations
 
@@ -9,38 +12,51 @@ from constructs import Construct
 
 from stacks.settings import Settings
 
-SERVICE_USERS = ("events", "cloudwatch", "sns", "states")
-"""Services that publish to the encrypted topic or write on the stack's behalf."""
+PUBLISHERS = ("cloudwatch", "events")
+"""Services that publish to the encrypted topic by themselves: alarms and rules."""
 
 
 class Encryption(Construct):
-    """`key` is None without `kms`."""
+    """`key` encrypts everything, None without `kms`; `topic_key` encrypts the topic."""
 
     def __init__(self, scope: Construct, construct_id: str, *, settings: Settings) -> None:
         super().__init__(scope, construct_id)
+        self._settings = settings
         self.key: kms.Key | None = None
-        if not settings.kms:
-            return
-        stack = cdk.Stack.of(self)
-        self.key = kms.Key(
+        if settings.kms:
+            # a key that kept data still needs must outlive the stack
+            keep = cdk.RemovalPolicy.RETAIN if settings.retain_data else cdk.RemovalPolicy.DESTROY
+            self.key = self._make("Key", f"Data of {settings.stack_name}", keep)
+            self._let_logs_use(self.key)
+        self.topic_key = self.key or self._make(
+            "TopicKey", f"Messages of {settings.stack_name}", cdk.RemovalPolicy.DESTROY
+        )
+        self._let_publishers_use(self.topic_key)
+
+    def _make(self, name: str, description: str, removal_policy: cdk.RemovalPolicy) -> kms.Key:
+        return kms.Key(
             self,
-            "Key",
-            description=f"Data of {settings.stack_name}",
+            name,
+            description=description,
             enable_key_rotation=True,
             pending_window=cdk.Duration.days(7),
-            # a key that data still needs must outlive the stack
-            removal_policy=cdk.RemovalPolicy.RETAIN if settings.retain_data else cdk.RemovalPolicy.DESTROY,
+            removal_policy=removal_policy,
         )
-        self.key.add_to_resource_policy(
+
+    def _let_publishers_use(self, key: kms.Key) -> None:
+        key.add_to_resource_policy(
             iam.PolicyStatement(
-                sid="ServicesOfThisAccount",
-                principals=[iam.ServicePrincipal(f"{service}.amazonaws.com") for service in SERVICE_USERS],
+                sid="AlarmsAndRulesOfThisAccount",
+                principals=[iam.ServicePrincipal(f"{service}.amazonaws.com") for service in PUBLISHERS],
                 actions=["kms:Decrypt", "kms:GenerateDataKey*"],
                 resources=["*"],
-                conditions={"StringEquals": {"aws:SourceAccount": stack.account}},
+                conditions={"StringEquals": {"aws:SourceAccount": cdk.Stack.of(self).account}},
             )
         )
-        self.key.add_to_resource_policy(
+
+    def _let_logs_use(self, key: kms.Key) -> None:
+        stack = cdk.Stack.of(self)
+        key.add_to_resource_policy(
             iam.PolicyStatement(
                 sid="LogGroupsOfThisAccount",
                 principals=[iam.ServicePrincipal(f"logs.{stack.region}.{stack.url_suffix}")],

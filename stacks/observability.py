@@ -31,7 +31,7 @@ class Observability(Construct):
             self,
             "Topic",
             display_name=f"Training runs ({self._settings.stage})",
-            master_key=encryption.key,
+            master_key=encryption.topic_key,
             enforce_ssl=True,
         )
         for service in ("cloudwatch", "events"):  # a topic policy of our own replaces the default that lets them in

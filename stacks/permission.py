@@ -57,12 +57,7 @@ def allow(role: iam.Role, permissions: Iterable[Permission]) -> None:
 
 def key_use(key_arn: str) -> Permission:
     """To read and write what is encrypted with the stack's own key."""
-    return Permission(
-        "Key",
-        ("kms:Decrypt", "kms:GenerateDataKey*"),
-        (key_arn,),
-        why="GenerateDataKey and GenerateDataKeyWithoutPlaintext, as the services call them, on the stack's own key.",
-    )
+    return Permission("Key", ("kms:Decrypt", "kms:GenerateDataKey", "kms:GenerateDataKeyWithoutPlaintext"), (key_arn,))
 
 
 def own_logs(group: logs.LogGroup) -> Permission:

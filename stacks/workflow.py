@@ -282,6 +282,8 @@ class Workflow(Construct):
         self.log_group = logs.LogGroup(
             self,
             "Logs",
+            # with this beginning, log delivery does not add every group to the account's small resource policy
+            log_group_name=f"/aws/vendedlogs/states/{settings.job_prefix}",
             retention=log_retention(settings),
             encryption_key=encryption.key,
             removal_policy=cdk.RemovalPolicy.DESTROY,
@@ -415,6 +417,5 @@ def _permissions(called: dict[str, PythonFunction], topic: sns.ITopic, encryptio
             why="X-Ray's actions have no resource.",
         ),
     ]
-    if encryption.key:
-        permissions.append(key_use(encryption.key.key_arn))
+    permissions.append(key_use(encryption.topic_key.key_arn))
     return permissions

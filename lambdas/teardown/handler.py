@@ -18,7 +18,7 @@ ANSWER_MARGIN_SECONDS = 120
 INVOCATION_MARGIN_SECONDS = 60
 """Kept free before the function's own limit, to start the next invocation."""
 CURSOR = "TeardownCursor"
-"""Key in our own event: {step, begun}; CloudFormation's events do not have it."""
+"""Key in our own event: {step, begun, busy_at}; CloudFormation's events do not have it."""
 
 
 def handler(event: dict[str, Any], context: Any) -> None:
@@ -49,7 +49,7 @@ def _delete(event: dict[str, Any], context: Any) -> str | None:
     cursor = event.get(CURSOR) or {"step": 0, "begun": time.time()}
     answer_by = cursor["begun"] + targets.service_timeout_seconds - ANSWER_MARGIN_SECONDS
     pause_by = time.time() + context.get_remaining_time_in_millis() / 1000 - INVOCATION_MARGIN_SECONDS
-    teardown = Teardown(targets=targets, client=boto3.client, begun=cursor["begun"])
+    teardown = Teardown(targets=targets, client=boto3.client, begun=cursor["begun"], busy_at=cursor.get("busy_at"))
 
     for index in range(cursor["step"], len(STEPS)):
         name = STEPS[index].__name__
@@ -59,10 +59,11 @@ def _delete(event: dict[str, Any], context: Any) -> str | None:
                 what = ", ".join(left[:10])
                 return f"{name}: after {targets.service_timeout_seconds} s there still is: {what}. Destroy once more."
             if time.time() >= pause_by:
+                cursor = {"step": index, "begun": teardown.begun, "busy_at": teardown.busy_at}
                 boto3.client("lambda").invoke(
                     FunctionName=context.invoked_function_arn,
                     InvocationType="Event",
-                    Payload=json.dumps({**event, CURSOR: {"step": index, "begun": cursor["begun"]}}).encode(),
+                    Payload=json.dumps({**event, CURSOR: cursor}).encode(),
                 )
                 return None
             teardown.sleep(teardown.poll_seconds)

@@ -25,6 +25,9 @@ GONE = {
 """Error codes that mean: it is not there any more."""
 GRACE_SECONDS = 300
 """With retained data, how long jobs may take to write a checkpoint before they are stopped."""
+QUIET_SECONDS = 30
+"""After work was stopped, how long the buckets must stay empty: what was stopped still ends its books (the run's report),
+and a bucket policy takes some seconds to be in force everywhere."""
 DENY_SID = "TeardownNoMoreWrites"
 DELETE_BATCH = 1_000
 """DeleteObjects takes at most this many."""
@@ -39,6 +42,8 @@ class Teardown:
     targets: Targets
     client: Callable[..., Any]
     begun: float
+    busy_at: float | None = None
+    """When a step last found something running or newly written; None: never."""
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
     poll_seconds: float = 5.0
@@ -84,6 +89,7 @@ def stop_executions(t: Teardown, until: float) -> list[str]:
                 if not _gone(error):
                     raise
             left.append(execution["executionArn"])
+            t.busy_at = t.clock()
     return left
 
 
@@ -122,6 +128,7 @@ def stop_jobs(t: Teardown, until: float) -> list[str]:
     Where the checkpoints are kept, jobs are first asked through their control file, which has no such limit.
     """
     left = [(name, status) for name, status in _our_jobs(t) if status in ACTIVE]
+    t.busy_at = t.clock() if left else t.busy_at
     asked = t.targets.retain_data and t.clock() < t.begun + GRACE_SECONDS
     for name, status in left:
         if status != "InProgress":
@@ -199,6 +206,29 @@ def empty_buckets(t: Teardown, until: float) -> list[str]:
     return [left for bucket in _buckets(t) for left in _empty_bucket(t, bucket, until)]
 
 
+def stay_empty(t: Teardown, until: float) -> list[str]:
+    """Empties again whatever was on its way, until nothing came for a while; at once where nothing had been running."""
+    if t.busy_at is None or not _buckets(t):
+        return []
+    for bucket in _buckets(t):
+        if _first_object(t, bucket) is not None:
+            t.busy_at = t.clock()
+    left = empty_buckets(t, until)
+    quiet = t.clock() - t.busy_at
+    return left or ([f"writes on their way (none for {quiet:.0f} s)"] if quiet < QUIET_SECONDS else [])
+
+
+def _first_object(t: Teardown, bucket: str) -> str | None:
+    try:
+        page = t.aws("s3").list_object_versions(Bucket=bucket, MaxKeys=1)
+    except ClientError as error:
+        if _gone(error):
+            return None
+        raise
+    found = (*page.get("Versions", []), *page.get("DeleteMarkers", []))
+    return found[0]["Key"] if found else None
+
+
 def _empty_bucket(t: Teardown, bucket: str, until: float) -> list[str]:
     s3 = t.aws("s3")
     for upload in _pages(s3, "list_multipart_uploads", "Uploads", Bucket=bucket):
@@ -270,5 +300,5 @@ def _ignore_gone(call: Callable[..., Any], **arguments: Any) -> None:
 STEPS: tuple[Step, ...] = (
     stop_executions, stop_builds, stop_jobs, delete_jobs, deny_writes, empty_buckets,
     # once more: whatever was started meanwhile
-    stop_executions, stop_jobs, delete_jobs, delete_log_streams,
+    stop_executions, stop_jobs, delete_jobs, delete_log_streams, stay_empty,
 )  # fmt: skip

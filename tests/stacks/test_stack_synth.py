@@ -20,6 +20,8 @@ from stack_templates import EVERYTHING, ISOLATED, Template, resources
 from syrupy.assertion import SnapshotAssertion
 from syrupy.extensions.json import JSONSnapshotExtension
 
+from blackwell import metrics
+from blackwell.telemetry import METRIC_DEFINITIONS, METRIC_FILTER_PATTERN, METRIC_FILTERS, TRAINING_LOG_GROUP
 from stacks import asset
 from stacks.synth import SynthesisError, main, nag_findings, synthesise
 
@@ -172,6 +174,56 @@ def test_outputs_that_clients_rely_on(template: Template) -> None:
         "StateMachineArn", "ArtifactsBucket", "CheckpointBucket", "RepositoryUri", "RunTable", "BuildProject",
         "ExecutionRoleArn", "TopicArn", "DashboardName", "JobPrefix",
     }  # fmt: skip
+
+
+def test_topic_is_encrypted_and_alarms_and_rules_may_publish(template: Template) -> None:
+    (topic,) = resources(template, "AWS::SNS::Topic").values()
+    (key,) = resources(template, "AWS::KMS::Key")
+    assert topic["Properties"]["KmsMasterKeyId"] == {"Fn::GetAtt": [key, "Arn"]}
+    policy = template["Resources"][key]["Properties"]["KeyPolicy"]["Statement"]
+    users = [s["Principal"].get("Service", []) for s in policy]
+    assert ["cloudwatch.amazonaws.com", "events.amazonaws.com"] in users
+    (topic_policy,) = resources(template, "AWS::SNS::TopicPolicy").values()
+    statements = topic_policy["Properties"]["PolicyDocument"]["Statement"]
+    publishers = {
+        s["Principal"]["Service"] for s in statements if s["Effect"] == "Allow" and "Service" in s["Principal"]
+    }
+    assert {"cloudwatch.amazonaws.com", "events.amazonaws.com"} <= publishers
+
+
+def test_alarms_of_everything_that_a_person_should_know(template: Template) -> None:
+    alarms = resources(template, "AWS::CloudWatch::Alarm")
+    names = {n.removeprefix("Alarms")[:-8] for n in alarms}
+    assert {"RunFailed", "Silence", "CheckpointNotDurable", "ThroughputDrop", "BudgetNearlySpent", "ExecutionTimedOut",
+            "ImageBuildFailed"} <= names  # fmt: skip
+    assert len([n for n in names if n.endswith("Errors")]) == len(resources(template, "AWS::Lambda::Function")) - 1
+    for alarm in (a["Properties"] for a in alarms.values()):
+        assert alarm["TreatMissingData"] == "notBreaching"
+        assert alarm["AlarmActions"]
+        assert len(alarm["AlarmDescription"]) > 20
+
+
+def test_metric_filters_stand_on_a_group_that_is_there_and_not_ours(template: Template) -> None:
+    (adopted,) = resources(template, "Custom::TrainingLogGroup")
+    filters = resources(template, "AWS::Logs::MetricFilter")
+    assert len(filters) == len(METRIC_FILTERS)
+    for made in filters.values():
+        assert made["Properties"]["FilterPattern"] == METRIC_FILTER_PATTERN
+        assert made["Properties"]["LogGroupName"] == TRAINING_LOG_GROUP
+        assert adopted in made["DependsOn"]
+    assert TRAINING_LOG_GROUP not in [
+        g["Properties"].get("LogGroupName") for g in resources(template, "AWS::Logs::LogGroup").values()
+    ]
+
+
+def test_dashboard_shows_what_is_published(template: Template) -> None:
+    (dashboard,) = resources(template, "AWS::CloudWatch::Dashboard").values()
+    body = json.dumps(dashboard["Properties"]["DashboardBody"])
+    for metric in (*METRIC_FILTERS, "mfu_percent", "memory_reserved_peak_gb", "GPUUtilization", *metrics.UNITS):
+        if metric not in ("Step", metrics.THROUGHPUT_RATIO):
+            assert metric in body, metric
+    defined = {d["Name"] for d in METRIC_DEFINITIONS}
+    assert {"mfu_percent", "memory_reserved_peak_gb"} <= defined
 
 
 def test_kms_encrypts_all_that_can_be(template_of: Callable[..., Template]) -> None:

@@ -139,6 +139,30 @@ def test_empties_versions_markers_and_uploads_of_many_objects(world: World, obje
     assert world.s3.calls <= 2 * objects // 1_000 + 4
 
 
+def test_late_writes_of_what_was_stopped_are_taken_away_too(world: World) -> None:
+    """The run's report is written after its execution was stopped, when the buckets were empty already."""
+    world.stepfunctions.running["arn:machine"] = ["arn:execution:a"]
+    begun = world.clock.now
+    late = [12.0, 31.0]
+
+    def write(now: float) -> None:
+        while late and now - begun >= late[0]:
+            world.s3.versions["artifacts"].append((f"runs/a/report-{late.pop(0)}.json", "v1"))
+
+    world.clock.after_sleep.append(write)
+    world.run(world.teardown())
+    assert late == []
+    assert world.s3.versions["artifacts"] == []
+    assert world.clock.now - begun >= 31 + steps.QUIET_SECONDS
+
+
+def test_nothing_was_running_nothing_is_waited_for(world: World) -> None:
+    world.s3.versions["artifacts"] = [("runs/a/report.json", "v1")]
+    begun = world.clock.now
+    world.run(world.teardown())
+    assert world.clock.now == begun
+
+
 def test_object_that_cannot_be_deleted_is_named(world: World) -> None:
     world.s3.versions["checkpoints"] = [("locked", "v1"), ("free", "v1")]
     world.s3.locked = {"locked"}
