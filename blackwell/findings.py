@@ -70,6 +70,11 @@ CATALOGUE: dict[str, str] = {
     "BTS-422": "the precision cannot be emulated",
     "BTS-423": "the checkpoint belongs to another model or job",
     "BTS-424": "the model to start from cannot be read",
+    # 5xx: sweeps
+    "BTS-501": "no point of the sweep can run",
+    "BTS-502": "the sweep's baseline cannot run",
+    "BTS-503": "the sweep has too many points",
+    "BTS-504": "the sweep is running already",
 }
 
 

@@ -28,6 +28,8 @@ DATASETS_PREFIX = "datasets/"
 JOBS_PREFIX = "jobs/"
 """A job spec put under this prefix of the artifacts bucket starts a run."""
 
+SWEEPS_PREFIX = "sweeps/"
+
 
 STACK_NAME = "BlackwellTrainingStack"
 """What is typed after `cdk deploy`, whatever the stage."""
@@ -92,6 +94,25 @@ class RunPlaces:
     def model_output(self) -> str:
         """Key prefix of SageMaker's OutputDataConfig in the checkpoint bucket."""
         return f"{self.prefix}output/"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlaces:
+    """S3 keys of one sweep, all in the artifacts bucket. Its runs keep their own places."""
+
+    sweep: str
+
+    def document(self, name: str) -> str:
+        """Key of `spec.json`, `plan.json`, `findings.json`, `report.json`, `report.html`."""
+        return f"{SWEEPS_PREFIX}{self.sweep}/{name}"
+
+    def job(self, point: str) -> str:
+        """Key of the point's job spec, which its run starts with."""
+        return self.document(f"points/{point}/job.json")
+
+    def record(self, point: str) -> str:
+        """Key of what the point's run measured."""
+        return self.document(f"points/{point}/record.json")
 
 
 def checkpoint_folder(step: int) -> str:
