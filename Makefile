@@ -41,6 +41,9 @@ lint: setup ## ruff, mypy, import-linter
 synth: setup ## synthesise the stack into ./cdk.out, offline and byte-identical
 	@$(PY) -m stacks.synth
 
+scenarios: setup ## the committed matrix of faults on the embedded AWS; writes build/scenarios.json
+	@$(PY) -m local.scenarios
+
 planner-report: setup ## regenerate docs/planner.md's tables and plots
 	@$(PY) -m benchmarks.planner_report
 

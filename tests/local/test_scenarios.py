@@ -1,0 +1,92 @@
+"""The committed scenarios: the deployed workflow brings every run to the end that it must come to, whatever happens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blackwell.verdict import Verdict
+from local.deployment import Deployment, deployed
+from local.faults.model import Faults, parse_faults
+from local.scenarios.model import ANY_VERDICT, Scenario, load_matrix, merge
+from local.scenarios.runner import run_all
+from local.scenarios.soak import random_scenarios
+
+MATRIX = load_matrix()
+SOAK_RUNS = 50
+SOAK_SEED = 20_261_201
+
+
+def test_matrix_is_as_large_as_promised_and_in_the_fault_language() -> None:
+    assert len(MATRIX) >= 30
+    assert sum(scenario.quick for scenario in MATRIX) >= 10
+    assert {scenario.expected for scenario in MATRIX} <= set(Verdict)
+    for scenario in MATRIX:
+        parse_faults(scenario.narrowed("run"))
+    kinds = {fault["kind"] for scenario in MATRIX for fault in scenario.faults}
+    everything = {f["properties"]["kind"]["const"] for f in Faults.json_schema()["$defs"].values() if "properties" in f}
+    assert kinds >= everything - {"slow_step", "slow_save"}
+
+
+def test_merge_patch() -> None:
+    assert merge({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"b": None, "e": 3}, "d": [2]}) == {
+        "a": {"c": 2, "e": 3},
+        "d": [2],
+    }
+
+
+def test_the_same_seed_makes_the_same_soak() -> None:
+    first, again, other = random_scenarios(20, 7), random_scenarios(20, 7), random_scenarios(20, 8)
+    assert first == again != other
+    assert {scenario.expected for scenario in first} == {ANY_VERDICT}
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with deployed(tmp_path_factory.mktemp("scenarios") / "deployed") as made:
+        yield made
+
+
+def _carry_out(deployment: Deployment, scenarios: list[Scenario], workers: int = 2) -> None:
+    results = run_all(deployment, scenarios, workers=workers)
+    wrong = [result for result in results if result.problems]
+    logs = {r.run: (deployment.folder / "runs" / r.run / "job.log").read_text()[-2000:] for r in wrong}
+    assert not wrong, json.dumps([r.model_dump() for r in wrong], indent=1) + "\n" + "\n\n".join(logs.values())
+
+
+@pytest.mark.e2e
+@pytest.mark.xdist_group("scenarios")
+@pytest.mark.timeout(600)
+def test_quick_scenarios(deployment: Deployment) -> None:
+    """A representative dozen."""
+    _carry_out(deployment, [scenario for scenario in MATRIX if scenario.quick])
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.xdist_group("scenarios")
+@pytest.mark.timeout(3600)
+def test_all_other_scenarios(deployment: Deployment) -> None:
+    _carry_out(deployment, [scenario for scenario in MATRIX if not scenario.quick])
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.xdist_group("scenarios")
+@pytest.mark.timeout(3600)
+def test_soak(deployment: Deployment) -> None:
+    """Every run ends with a verdict, none is lost, no job is left running, and what is completed is complete."""
+    _carry_out(deployment, random_scenarios(SOAK_RUNS, SOAK_SEED))
+
+
+def test_every_quick_scenario_needs_no_time_for_itself() -> None:
+    """Scenarios that move the clock run alone, which `make test` has no time for."""
+    assert not [scenario.scenario for scenario in MATRIX if scenario.quick and scenario.alone]
+
+
+def test_examples_of_jobs_are_the_base(repository_root: Path) -> None:
+    spec = MATRIX[0].spec()
+    assert spec == json.loads((repository_root / "examples/jobs/tiny-scenario.json").read_text())
