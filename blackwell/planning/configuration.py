@@ -88,6 +88,8 @@ class Configuration:
     network_gb_per_second: float | None = None
     """Per GPU, one way, between nodes; by GPU generation where it is not known."""
     dropout: bool = False
+    attention_bytes: float = 2
+    """Of an element inside attention: 4 where our trainer runs it in FP32, on CPU."""
 
     def with_(self, **changes: object) -> Configuration:
         """A copy with changes."""

@@ -153,8 +153,9 @@ def saved_bytes(c: Configuration, stack: Stack, gathered_inputs: float = 0.0) ->
         + 2 * whole  # gathered inputs of column-parallel layers that are kept whole
         + operand * h / inputs  # input of QKV
         + feed_forward_operand * h / inputs  # input of the up-projection
-        + 2 * (a + 2 * kv) / tp  # Q, K, V
-        + 2 * a / tp + (operand * a / tp if quantized else 0)  # attention output, and its quantized copy
+        + c.attention_bytes * (a + 2 * kv) / tp  # Q, K, V
+        + c.attention_bytes * a / tp  # attention output
+        + (operand * a / tp if quantized or c.attention_bytes > 2 else 0)  # its copy for the projection
         + 2 * ups / tp
         + feed_forward_operand * f / tp  # input of the down-projection
         + (2 * h / along if c.dropout else 0)  # masks of two dropouts
@@ -167,7 +168,7 @@ def saved_bytes(c: Configuration, stack: Stack, gathered_inputs: float = 0.0) ->
     elif stack.selective == "everything":
         selective = 2 * h / along
     elif stack.selective == "products":
-        selective = 2 * (3 * h / along + (2 * a + 2 * kv) / tp + ups / tp)
+        selective = 2 * (3 * h / along + (a + 2 * kv) / tp + ups / tp) + c.attention_bytes * a / tp
     else:
         # PyTorch's per-operator list keeps the layer's input, attention outputs and every second matrix product;
         # quantized products are no operators of that list, their quantized inputs are kept instead.
@@ -251,8 +252,8 @@ def _stage_memory(c: Configuration, k: MemoryConstants, stack: Stack, stage: Sta
         logits = tokens * s.vocab_size / tp * each
         if c.loss == "chunked":
             if stack.chunk_logits:
-                # One chunk, the head's gradient in 32 bit, the gradient of the hidden states.
-                logits = min(logits * CHUNKS, stack.chunk_logits * stack.logit_bytes) + 4 * vocabulary
+                # One chunk, the head's gradient in 32 bit and as it is handed on, the gradient of the hidden states.
+                logits = min(logits * CHUNKS, stack.chunk_logits * stack.logit_bytes) + 2 * 4 * vocabulary
             logits += (2 if stack.chunk_logits else 4) * tokens * s.hidden_size
         logits += 2 * 2 * tokens * s.hidden_size * (1 - 1 / tp)  # the head's gathered input and its gradient
 

@@ -121,7 +121,7 @@ def base_configuration(spec: JobSpec, place: Place) -> Configuration:
         loss="none" if layers else "chunked" if training.cross_entropy == "chunked" else "full",
         compiled=training.compile, accumulate_locally=training.parallel.accumulate != "sharded", reshard=training.parallel.reshard_after_forward, quantized_layers=1.0 - tail,
         recipe="current" if precision is Precision.FP8 else "delayed" if precision is Precision.FP8_DELAYED else "",
-        gpus_per_node=place.processes, dropout=training.dropout > 0 or layers,
+        attention_bytes=2 if place.on_gpu else 4, gpus_per_node=place.processes, dropout=training.dropout > 0 or layers,
         network_gb_per_second=known.network_gb_per_second_per_gpu if known.gpus else known.network_gbps / 8 / place.processes,
     )  # fmt: skip
 
