@@ -2,7 +2,7 @@
 
 BLACKWELL_TEST_FAULTS is a JSON list of objects:
 
-    kind   nan | out_of_memory | hang | kill | error | slow_step | slow_data | slow_save | slow_validation | loss
+    kind   nan | out_of_memory | hang | kill | stop | error | slow_step | slow_data | slow_save | slow_validation | loss
     step   optimizer step at which it happens (slow_*: every step from this one on)
     rank   rank it happens to; default 0
     once   true (default): never again in this run, also not after a restart (a marker under checkpoints/.faults/)
@@ -63,7 +63,7 @@ class Faults:
 
     def before_step(self, step: int, micro_batch_size: int) -> None:
         """Faults of the forward pass."""
-        for fault in self._due(step, "out_of_memory", "hang", "error", "kill", "slow_step"):
+        for fault in self._due(step, "out_of_memory", "hang", "error", "kill", "stop", "slow_step"):
             match fault["kind"]:
                 case "out_of_memory" if micro_batch_size > fault.get("until_micro_batch", 0):
                     size = fault.get("bytes", 2 << 30) / 2**30
@@ -72,6 +72,8 @@ class Faults:
                     time.sleep(1e6)
                 case "error":
                     raise RuntimeError(str(fault.get("message", "test fault")))
+                case "stop":
+                    os.kill(os.getpid(), signal.SIGTERM)
                 case "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 case "slow_step":

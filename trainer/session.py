@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -278,6 +280,16 @@ class Session:
         self.log.event("diverged", step=step, reason=why, position=self.progress.position)
         self.store.wait()
         return Verdict.DIVERGED
+
+    def finish_save(self, seconds: float) -> None:
+        """Gives a background save that many seconds; its own failure is not the news here."""
+        waiting = threading.Thread(target=self._wait_quietly, daemon=True)
+        waiting.start()
+        waiting.join(seconds)
+
+    def _wait_quietly(self) -> None:
+        with contextlib.suppress(Exception):
+            self.store.wait()
 
     def flush(self, deadline: float) -> None:
         """Collective. Waits, until the Unix time `deadline`, for the newest checkpoint to be durable."""

@@ -30,6 +30,9 @@ from trainer.status import StatusFile, status_folder
 from trainer.step import exchange, forward_backward, update
 from trainer.watch.memory import out_of_memory_bytes
 
+SAVE_GRACE_SECONDS = 60.0
+"""How long a failing rank waits for the save that is going on."""
+
 
 def train(s: Session) -> Verdict:
     """Takes steps until the last one, a stop, or a loss that is no loss any more."""
@@ -89,9 +92,14 @@ def finish(s: Session, places: Places) -> None:
     s.log.note(f"model of {size} bytes exported as Hugging Face safetensors")
 
 
-def fail(error: BaseException, status: StatusFile, job: Job | None) -> int:
-    """Tells the launcher why this rank ends, then ends at once: other ranks must not wait for it in a collective."""
+def fail(error: BaseException, status: StatusFile, job: Job | None, session: Session | None) -> int:
+    """Tells the launcher why this rank ends; the caller ends the process, other ranks must not wait for it for long.
+
+    A save that is going on in the background is given time: it may be the checkpoint that the next start needs.
+    """
     verdict, secondary = classify(error)
+    if session is not None and not secondary:
+        session.finish_save(SAVE_GRACE_SECONDS)
     step = status.state.step if status.at_step is None else status.at_step
     detail: dict[str, Any] = {}
     if verdict is Verdict.OUT_OF_MEMORY and job is not None:
@@ -122,6 +130,7 @@ def main() -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # stacks on demand
     status.write()
     job: Job | None = None
+    session: Session | None = None
     try:
         places = Places.from_environment()
         job = decide(read_config(places), world)
@@ -131,7 +140,7 @@ def main() -> int:
             finish(session, places)
         session.close()
     except BaseException as error:
-        code = fail(error, status, job)
+        code = fail(error, status, job, session)
         sys.stdout.flush()
         os._exit(code)
     # The launcher learns the end before anything is torn down.

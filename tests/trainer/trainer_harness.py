@@ -36,7 +36,7 @@ TINY: dict[str, Any] = {
     "seq_length": 64,
     "steps": 12,
     "learning_rate": 0.003,
-    "warmup_steps": 3,
+    "warmup_steps": 2,
     "processes_per_instance": 2,
     "checkpoint.interval_steps": 4,
     "in_place_restarts": 0,
@@ -132,7 +132,7 @@ class Forked:
         self.status_folder.mkdir(exist_ok=True)
         for old in self.status_folder.iterdir():
             old.unlink()
-        environment = place.environment(faults, extra) | {
+        environment = {
             ENV_STATUS_DIR: str(self.status_folder),
             ENV_OVERRIDES: "{}",
             ENV_RESTART: "0",
@@ -140,6 +140,7 @@ class Forked:
             "MASTER_PORT": str(free_port()),
             "WORLD_SIZE": str(world),
             "LOCAL_WORLD_SIZE": str(world),
+            **place.environment(faults, extra),
         }
         self.output.touch()
         self.pids = [

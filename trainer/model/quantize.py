@@ -22,7 +22,6 @@ E5M2_MAX = 57_344.0
 E2M1_MAX = 6.0
 MXFP8_BLOCK = 32
 NVFP4_BLOCK = 16
-_E4M3_EXPONENT = 8  # of the largest E4M3 number
 _E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 Quantizer = Callable[[Tensor], Tensor]
@@ -44,11 +43,15 @@ def per_tensor_fp8(x: Tensor, gradient: bool) -> Tensor:
 
 
 def mxfp8(x: Tensor) -> Tensor:
-    """Blocks of 32 E4M3 numbers with a power-of-two scale, chosen as OCP MX v1.0 section 6.3 does."""
+    """Blocks of 32 E4M3 numbers with a power-of-two scale.
+
+    The scale is rounded up, so that nothing saturates: Transformer Engine's float_to_e8m0 and arXiv 2506.08027, not the
+    rounding down of OCP MX v1.0, section 6.3, which clips the largest numbers of a block.
+    """
     blocks = _blocks(x.float(), MXFP8_BLOCK)
-    maximum = blocks.abs().amax(dim=-1, keepdim=True)
-    exponent = torch.floor(torch.log2(torch.where(maximum > 0, maximum, 1.0))) - _E4M3_EXPONENT
-    scale = torch.exp2(exponent.clamp(-127, 127))
+    mantissa, exponent = torch.frexp(blocks.abs().amax(dim=-1, keepdim=True) / E4M3_MAX)
+    exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)  # frexp's mantissa is in [0.5, 1)
+    scale = torch.exp2(exponent.float().clamp(-127, 127))
     rounded = (blocks / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float()
     return (rounded * scale).flatten(-2).to(x.dtype)
 
@@ -97,7 +100,8 @@ def _hadamard(seed: int = 0) -> Tensor:
     while matrix.shape[0] < NVFP4_BLOCK:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)), 0)
     signs = torch.randint(0, 2, (NVFP4_BLOCK,), generator=torch.Generator().manual_seed(seed)).float() * 2 - 1
-    return signs[:, None] * matrix / NVFP4_BLOCK**0.5
+    turned: Tensor = signs[:, None] * matrix / NVFP4_BLOCK**0.5
+    return turned
 
 
 def rotate(x: Tensor) -> Tensor:
