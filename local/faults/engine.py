@@ -89,8 +89,13 @@ class FaultEngine:
                     return False
         return True
 
-    def due(self, job: str, step: int | None, second: float, kinds: tuple[type, ...] = TIMED) -> list[Fault]:
-        """Timed faults of a job whose moment has come; each is handed out once and then counts as happened."""
+    def due(
+        self, job: str, step: int | None, second: float, start: set[int], kinds: tuple[type, ...] = TIMED
+    ) -> list[Fault]:
+        """Timed faults of a job whose moment has come; what is handed out counts as happened.
+
+        `start` keeps what has happened to one start of the job: a fault with `times` happens once to each.
+        """
         found: list[Fault] = []
         with self._lock:
             for number, fault in self._of(*kinds):
@@ -99,11 +104,13 @@ class FaultEngine:
                 at_step = fault.step is None or (step is not None and step >= fault.step)
                 at_second = fault.second is None or second >= fault.second
                 if (
-                    fault.concerns(job)
+                    number not in start
+                    and fault.concerns(job)
                     and at_step
                     and at_second
                     and self._take(number, fault, fault.times, job=job, step=step, second=round(second, 3))
                 ):
+                    start.add(number)
                     found.append(fault)
         return found
 

@@ -130,6 +130,8 @@ class JobRun:
         self.folder = host.context.work_dir / "jobs" / job.name
         self.step: int | None = None
         self.created = time.monotonic()
+        self.happened: set[int] = set()
+        """Faults that this start of the job has had."""
         self.starts = 0
         self.plan = self._plan()
         self._log_epoch = 0
@@ -226,6 +228,7 @@ class JobRun:
     def _one_start(self) -> End:
         self.starts += 1
         start, self.step = self.starts, None
+        self.happened.clear()
         self.job.start_billing()
         disks = [Disk(self.folder / f"start-{start}" / f"algo-{n}") for n in range(1, self.job.instance_count + 1)]
         syncs: list[sync.CheckpointSync] = []
@@ -399,7 +402,7 @@ class JobRun:
         return current
 
     def _due(self, kinds: tuple[type, ...] = TIMED) -> list[Fault]:
-        return self.host.faults.due(self.job.name, self.step, time.monotonic() - self.created, kinds)
+        return self.host.faults.due(self.job.name, self.step, time.monotonic() - self.created, self.happened, kinds)
 
     def _do(self, fault: Fault, containers: list[Container]) -> None:
         if isinstance(fault, Kill):

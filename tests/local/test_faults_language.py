@@ -53,11 +53,21 @@ def test_mistakes_are_named(fault: dict[str, Any], message: str, tmp_path: Path,
 def test_attempt_and_job_select(tmp_path: Path) -> None:
     engine = FaultEngine(tmp_path)
     engine.arm([{"kind": "interruption", "attempt": 2}, {"kind": "kill", "job": "*-mine-a*", "step": 5}])
-    assert engine.due("p-mine-a1", 4, 0.0) == []
-    assert [f.kind for f in engine.due("p-mine-a1", 5, 0.0)] == ["kill"]
-    assert engine.due("p-mine-a1", 6, 0.0) == []
-    assert [f.kind for f in engine.due("p-other-a2", 0, 0.0)] == ["interruption"]
+    assert engine.due("p-mine-a1", 4, 0.0, set()) == []
+    assert [f.kind for f in engine.due("p-mine-a1", 5, 0.0, set())] == ["kill"]
+    assert engine.due("p-mine-a1", 6, 0.0, set()) == []
+    assert [f.kind for f in engine.due("p-other-a2", 0, 0.0, set())] == ["interruption"]
     assert [row["happened"] for row in engine.journal()["faults"]] == [1, 1]
+
+
+def test_a_fault_with_times_happens_once_to_each_start(tmp_path: Path) -> None:
+    engine = FaultEngine(tmp_path)
+    engine.arm([{"kind": "host_lost", "step": 3, "times": 2}])
+    counts = []
+    for _ in range(3):
+        start: set[int] = set()
+        counts.append(sum(len(engine.due("job-a1", step, 0.0, start)) for step in range(6)))
+    assert counts == [1, 1, 0]
 
 
 def test_calls_are_counted_by_operation(tmp_path: Path) -> None:
