@@ -12,17 +12,28 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed.checkpoint as dcp
 
 from benchmarks.rounds import interleave, ratio, record
-from trainer.checkpoint import CheckpointStore
+from trainer.checkpoint import CheckpointStore, writer
 
 TENSORS = 24
-ELEMENTS = 2_000_000
+ELEMENTS = 1_000_000
 STALL_GOAL = 0.25
 HASHING_GOAL = 1.10
+
+
+class NoDigest:
+    """Stands for SHA-256 and does nothing: what is left is the save without its hashing."""
+
+    def update(self, _: object) -> None:
+        pass
+
+    def hexdigest(self) -> str:
+        return "0" * 64
 
 
 def make_state() -> dict[str, Any]:
@@ -37,6 +48,7 @@ def make_state() -> dict[str, Any]:
 
 def main() -> int:
     torch.manual_seed(1)
+    torch.set_num_threads(1)  # copies wait for the slowest of their threads, which says more about the neighbours
     state = make_state()
     size = TENSORS * ELEMENTS * 4 * 3
     # Beside the results, not in a temporary folder that may be in memory: a save has to reach a disk.
@@ -55,10 +67,14 @@ def main() -> int:
             shutil.rmtree(target)
             return seconds
 
-        def hashed() -> float:
+        def save() -> float:
             started = time.perf_counter()
             ours_sync.save(next(steps), state)
             return time.perf_counter() - started
+
+        def save_without_hashing() -> float:
+            with mock.patch.object(writer.hashlib, "sha256", NoDigest):
+                return save()
 
         def stall() -> float:
             seconds = ours_async.save(next(steps), state).stall_seconds
@@ -66,13 +82,19 @@ def main() -> int:
             return seconds
 
         measured = interleave(
-            {"dcp.save": plain, "save with hashes": hashed, "stall of an asynchronous save": stall}, warm_up=2
+            {
+                "dcp.save": plain,
+                "save": save,
+                "save without hashing": save_without_hashing,
+                "stall of an asynchronous save": stall,
+            },
+            warm_up=2,
         )
         ours_sync.close()
         ours_async.close()
     ratios = [
         ratio(measured, "stall of an asynchronous save", "dcp.save", "<=", STALL_GOAL),
-        ratio(measured, "save with hashes", "dcp.save", "<=", HASHING_GOAL),
+        ratio(measured, "save", "save without hashing", "<=", HASHING_GOAL),
     ]
     notes = "one process; stall after the first save, whose snapshot memory is made anew; manifest and syncs included"
     holds = record(

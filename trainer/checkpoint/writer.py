@@ -6,11 +6,12 @@ import dataclasses
 import hashlib
 import io
 import os
+import queue
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemBase, FileSystemWriter
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
@@ -21,18 +22,108 @@ from trainer import s3
 from trainer.checkpoint.group import describe
 from trainer.checkpoint.manifest import FileEntry
 
-_PARALLEL_BYTES = 256 << 10
-"""Writes of this size and above are hashed on a second thread while they are written."""
+_CHUNK_BYTES = 32 << 20
+"""Bytes hashed at once. Large, because every piece costs two turns of the interpreter lock."""
 _S3_PART_BYTES = 32 << 20
 """S3 takes 10,000 parts an object: 320 GB a rank."""
 
 
-class HashingStream(io.RawIOBase):
-    """A write-only stream that hashes what passes. The hash of a large write overlaps with the write itself."""
+class Hasher(Protocol):
+    """Takes the SHA-256 of what is written to one stream."""
 
-    def __init__(self, raw: Any, helper: ThreadPoolExecutor) -> None:
-        self._raw, self._helper = raw, helper
+    def took(self, data: memoryview) -> None:
+        """`data` was handed to the raw stream."""
+
+    def end(self) -> None:
+        """Nothing more will come."""
+
+    def digest(self) -> str:
+        """Waits for the digest of everything, in hexadecimal digits. Call `end` before."""
+
+    def abandon(self) -> None:
+        """No digest is wanted any more."""
+
+
+class InlineHasher:
+    """Hashes in the writing thread: for streams that cannot be read back."""
+
+    def __init__(self) -> None:
         self._digest = hashlib.sha256()
+
+    def took(self, data: memoryview) -> None:
+        self._digest.update(data)
+
+    def end(self) -> None:
+        pass
+
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    def abandon(self) -> None:
+        pass
+
+
+class FollowingHasher:
+    """Reads a file behind its writer, out of the page cache, on a thread of its own.
+
+    Hashing so overlaps with writing and with waiting for the disk, and the writing thread does nothing for it.
+    """
+
+    def __init__(self, raw: Any, path: Path) -> None:
+        self._raw, self._path = raw, path
+        self._digest = hashlib.sha256()
+        self._taken = 0
+        self._available: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._announced = 0
+        self._failure: OSError | None = None
+        self._thread = threading.Thread(target=self._follow, name="checkpoint-hash", daemon=True)
+        self._thread.start()
+
+    def took(self, data: memoryview) -> None:
+        self._taken += data.nbytes
+        if self._taken - self._announced >= _CHUNK_BYTES:
+            self._announce()
+
+    def _announce(self) -> None:
+        self._raw.flush()
+        self._announced = self._taken
+        self._available.put(self._taken)
+
+    def end(self) -> None:
+        self._announce()
+        self._available.put(None)
+
+    def digest(self) -> str:
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        return self._digest.hexdigest()
+
+    def abandon(self) -> None:
+        self._available.put(None)
+        self._thread.join()
+
+    def _follow(self) -> None:
+        buffer = memoryview(bytearray(_CHUNK_BYTES))
+        hashed = 0
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                while (end := self._available.get()) is not None:
+                    while hashed < end:
+                        count = file.readinto(buffer[: min(_CHUNK_BYTES, end - hashed)])
+                        if not count:
+                            raise OSError(f"{self._path} was cut to {hashed} bytes while it was written")
+                        self._digest.update(buffer[:count])
+                        hashed += count
+        except OSError as error:
+            self._failure = error
+
+
+class HashingStream(io.RawIOBase):
+    """A write-only stream over a raw one that counts bytes and shows them to a hasher."""
+
+    def __init__(self, raw: Any, hasher: Hasher) -> None:
+        self._raw, self._hasher = raw, hasher
         self._position = 0
 
     def writable(self) -> bool:
@@ -40,30 +131,16 @@ class HashingStream(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        if view.nbytes >= _PARALLEL_BYTES:
-            # The memory is the caller's again after we return, so wait for both.
-            hashing = self._helper.submit(self._digest.update, view)
-            try:
-                self._write_all(view)
-            finally:
-                hashing.result()
-        else:
-            self._digest.update(view)
-            self._write_all(view)
+        rest = view
+        while rest:
+            written = self._raw.write(rest)
+            rest = rest[rest.nbytes if written is None else written :]
         self._position += view.nbytes
+        self._hasher.took(view)
         return view.nbytes
-
-    def _write_all(self, view: memoryview) -> None:
-        while view:
-            written = self._raw.write(view)
-            view = view[view.nbytes if written is None else written :]
 
     def tell(self) -> int:
         return self._position
-
-    @property
-    def entry(self) -> FileEntry:
-        return FileEntry(bytes=self._position, sha256=self._digest.hexdigest())
 
 
 class HashingFileSystem(FileSystemBase):
@@ -75,13 +152,18 @@ class HashingFileSystem(FileSystemBase):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        with ThreadPoolExecutor(1, "checkpoint-hash") as helper, self._inner.create_stream(path, mode) as raw:
-            stream = HashingStream(raw, helper)
-            yield stream
-            if self._fsync:
-                raw.flush()
-                os.fsync(raw.fileno())
-        self.entries[Path(path).name] = stream.entry
+        with self._inner.create_stream(path, mode) as raw:
+            hasher: Hasher = FollowingHasher(raw, Path(path)) if self._fsync else InlineHasher()
+            stream = HashingStream(raw, hasher)
+            try:
+                yield stream
+                hasher.end()
+                if self._fsync:
+                    os.fsync(raw.fileno())
+                digest = hasher.digest()
+            finally:
+                hasher.abandon()
+        self.entries[Path(path).name] = FileEntry(bytes=stream.tell(), sha256=digest)
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         self._inner.rename(path, new_path)
