@@ -44,6 +44,9 @@ synth: setup ## synthesise the stack into ./cdk.out, offline and byte-identical
 scenarios: setup ## the committed matrix of faults on the embedded AWS; writes build/scenarios.json
 	@$(PY) -m local.scenarios
 
+image-check: setup ## build the Dockerfile with a real builder (buildah, as root) and run its self-test
+	@bash tests/container/image_check.sh
+
 planner-report: setup ## regenerate docs/planner.md's tables and plots
 	@$(PY) -m benchmarks.planner_report
 
