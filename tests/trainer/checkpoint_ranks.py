@@ -1,4 +1,4 @@
-"""What the ranks of one run do with checkpoints; started by torchrun, answers on standard output in JSON lines.
+"""What the ranks of one run do with checkpoints; answers on standard output in JSON lines.
 
 `save` goes through the life of a run of FSDP2-sharded parameters; `load` reads what another world size wrote.
 """
@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import resource
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -161,19 +163,32 @@ def load(root: Path) -> None:
     tell(about="again", step=reloaded.step, same=equal(again.weights(), training.weights()))
 
 
-def main() -> None:
+def rank_main(rank: int, world: int, meeting: Path, arguments: list[str]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    try:
-        if sys.argv[1] == "save":
-            save(Path(sys.argv[2]), sys.argv[3])
-        else:
-            load(Path(sys.argv[2]))
-    finally:
-        dist.barrier()
-        dist.destroy_process_group()
+    os.environ["LOCAL_RANK"] = str(rank)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    if arguments[0] == "save":
+        save(Path(arguments[1]), arguments[2])
+    else:
+        load(Path(arguments[1]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    """Ranks are forks of one process that has imported everything: real processes, one start-up."""
+    world, arguments = int(sys.argv[1]), sys.argv[2:]
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [
+            context.Process(target=rank_main, args=(r, world, Path(folder) / "meet", arguments)) for r in range(world)
+        ]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+    return max(abs(process.exitcode or 0) for process in ranks)
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main()
+    sys.exit(main())
