@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from statistics import median
 
 from blackwell.findings import Severity
-from blackwell.report import svg
+from blackwell.report import elements, svg
 from blackwell.report.goodput import PARTS, PRODUCTIVE
 from blackwell.report.model import AttemptReport, CheckpointReport, Notice, Restart, RunReport, Transition
-from blackwell.report.style import CSS
 from blackwell.report.words import RESTART_WORDS, count, duration, money, percent
 from blackwell.runs import RunStatus
 from blackwell.verdict import Verdict
 
-WIDE, NARROW = 820, 360
 MAX_ROWS = 40
 """Rows of a table; of longer ones the newest are shown, and how many were left out."""
 
@@ -49,16 +47,7 @@ def render_html(report: RunReport) -> str:
         _findings(report),
         _footer(report),
     ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-        'img-src data:">'
-        '<link rel="icon" href="data:,">'
-        f"<title>{escape(report.run)}: run report</title><style>{CSS}</style></head><body><main>"
-        + "\n".join(section for section in sections if section)
-        + "</main></body></html>\n"
-    )
+    return elements.page(f"{report.run}: run report", sections)
 
 
 def _part_style(name: str) -> str:
@@ -130,11 +119,7 @@ def _tiles(report: RunReport) -> str:
         )
     if report.memory_peak_gb is not None:
         tiles.append(("Memory peak", f"{report.memory_peak_gb:.1f} GB", "reserved, rank 0"))
-    cells = "".join(
-        f'<div class="tile"><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>'
-        for name, value, note in tiles
-    )
-    return f'<dl class="tiles">{cells}</dl>' if cells else ""
+    return elements.tiles(tiles)
 
 
 def _story(report: RunReport) -> str:
@@ -143,28 +128,11 @@ def _story(report: RunReport) -> str:
         out += "<h2>What happened</h2>" + "".join(f"<p>{escape(text)}</p>" for text in report.explanation)
     if report.next_steps:
         out += (
-            "<h2>What to do next</h2><ol>" + "".join(f"<li>{_code(text)}</li>" for text in report.next_steps) + "</ol>"
+            "<h2>What to do next</h2><ol>"
+            + "".join(f"<li>{elements.code(text)}</li>" for text in report.next_steps)
+            + "</ol>"
         )
     return out
-
-
-def _code(text: str) -> str:
-    """Escapes; what stands between back-ticks becomes code."""
-    pieces = escape(text).split("`")
-    return "".join(f"<code>{piece}</code>" if number % 2 else piece for number, piece in enumerate(pieces))
-
-
-def _both(draw: Callable[[str, int], str], identity: str) -> str:
-    wide, narrow = draw(f"{identity}w", WIDE), draw(f"{identity}n", NARROW)
-    return f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
-
-
-def _keys(entries: Iterable[tuple[str, str]]) -> str:
-    return (
-        '<ul class="keys">'
-        + "".join(f'<li><span class="key {style}"></span>{escape(text)}</li>' for style, text in entries)
-        + "</ul>"
-    )
 
 
 def _marks(report: RunReport) -> list[svg.Mark]:
@@ -197,7 +165,7 @@ def _loss(report: RunReport) -> str:
         f"{report.loss.value[0]:.3f} at the start, {report.loss_smoothed.value[-1]:.3f} smoothed at the end; "
         f"training went on from a checkpoint {len(marks)} times."
     )
-    chart = _both(
+    chart = elements.both(
         lambda identity, width: svg.line_chart(
             lines,
             identity=identity,
@@ -214,13 +182,13 @@ def _loss(report: RunReport) -> str:
     keys = [("line raw", "loss (nats per token)"), ("line smooth", f"smoothed: {report.smoothing}")]
     keys += [("points", "validation loss")] if report.validation_loss.step else []
     keys += [("markkey", "training went on from here")] if marks else []
-    return f"<h2>Loss</h2><figure>{chart}<figcaption>{_keys(keys)}</figcaption></figure>"
+    return f"<h2>Loss</h2><figure>{chart}<figcaption>{elements.keys(keys)}</figcaption></figure>"
 
 
 def _throughput(report: RunReport) -> str:
     if not report.throughput.step:
         return ""
-    chart = _both(
+    chart = elements.both(
         lambda identity, width: svg.line_chart(
             [svg.Line("tokens per second", report.throughput.step, report.throughput.value, "smooth")],
             identity=identity,
@@ -245,7 +213,7 @@ def _attempts(report: RunReport) -> str:
     if not report.attempts:
         return ""
     rows = _timeline_rows(report)
-    chart = _both(
+    chart = elements.both(
         lambda identity, width: svg.timeline(
             rows,
             identity=identity,
@@ -270,7 +238,7 @@ def _attempts(report: RunReport) -> str:
     ]
     keys += [(_WAITING_STYLE, "waiting for capacity (not billed)")]
     keys += [("markkey", "restart")] if report.restarts else []
-    body = _table(
+    body = elements.table(
         ("Attempt", "Verdict", "What happened", "Capacity", "Steps", "Paid time", "Cost"),
         [
             (
@@ -290,7 +258,9 @@ def _attempts(report: RunReport) -> str:
         wide={2},
         label="Attempts",
     )
-    figure = f"<figure>{chart}<figcaption>{_keys(keys)}</figcaption></figure>" if any(r.blocks for r in rows) else ""
+    figure = (
+        f"<figure>{chart}<figcaption>{elements.keys(keys)}</figcaption></figure>" if any(r.blocks for r in rows) else ""
+    )
     return f"<h2>Attempts</h2>{figure}{body}"
 
 
@@ -362,7 +332,7 @@ def _restarts(restarts: Sequence[Restart]) -> str:
     ]
     return (
         "<h2>Restarts and what they cost</h2>"
-        + _table(
+        + elements.table(
             ("Time (UTC)", "What happened", "Last step", "Went on from", "Steps lost", "Time lost", "Money lost"),
             rows,
             numeric={2, 3, 4, 5, 6},
@@ -421,7 +391,7 @@ def _continuity(report: RunReport) -> str:
             + "</ul>"
         )
     if len(proof.intervals) > 1:
-        out += _table(
+        out += elements.table(
             ("Attempt", "Start", "Steps", "Tokens"),
             [
                 (
@@ -438,7 +408,7 @@ def _continuity(report: RunReport) -> str:
             label="Intervals of the final history",
         ) + _left_out(len(proof.intervals))
     if overlap.examples:
-        out += "<h3>Steps that were taken twice</h3>" + _table(
+        out += "<h3>Steps that were taken twice</h3>" + elements.table(
             ("Step", "Loss before", "Loss again", "Relative difference"),
             [(f"{step:,}", f"{a:.7f}", f"{b:.7f}", _difference(a, b)) for step, a, b in overlap.examples],
             numeric={0, 1, 2, 3},
@@ -470,7 +440,7 @@ def _goodput(report: RunReport) -> str:
     if not goodput.parts:
         return ""
     shown = [p for p in goodput.parts if p.seconds > 0]
-    bar = _both(
+    bar = elements.both(
         lambda identity, width: svg.stacked_bar(
             [(p.name, p.share, _part_style(p.name)) for p in shown],
             identity=identity,
@@ -523,7 +493,7 @@ def _cost(report: RunReport) -> str:
         rows.append(("Per billion tokens", money(cost.usd_per_billion_tokens)))
     return (
         "<h2>Cost</h2>"
-        + _table(("What", "US dollars"), rows, numeric={1}, label="Cost")
+        + elements.table(("What", "US dollars"), rows, numeric={1}, label="Cost")
         + f'<p class="soft">Basis: {escape(cost.basis)}. Storage, logs and the workflow itself are not counted.</p>'
     )
 
@@ -534,21 +504,19 @@ def _comparisons(report: RunReport) -> str:
     rows = [
         (
             row.name,
-            f"{_amount(row.predicted)} {row.unit}",
-            f"{_amount(row.measured)} {row.unit}",
+            f"{elements.amount(row.predicted)} {row.unit}",
+            f"{elements.amount(row.measured)} {row.unit}",
             f"{(row.ratio - 1) * 100:+.1f} %",
         )
         for row in report.comparisons
     ]
     return (
         "<h2>Planned and measured</h2>"
-        + _table(("Figure", "Planned", "Measured", "Difference"), rows, numeric={1, 2, 3}, label="Planned and measured")
+        + elements.table(
+            ("Figure", "Planned", "Measured", "Difference"), rows, numeric={1, 2, 3}, label="Planned and measured"
+        )
         + _memory(report)
     )
-
-
-def _amount(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _memory(report: RunReport) -> str:
@@ -558,7 +526,7 @@ def _memory(report: RunReport) -> str:
         return ""
     measured = report.memory_peak_gb
     styles = [f"p{number % len(PARTS)}" for number in range(len(terms))]
-    chart = _both(
+    chart = elements.both(
         lambda identity, width: svg.bar_with_mark(
             [(t.name, t.predicted_gb, style) for t, style in zip(terms, styles, strict=True)],
             measured,
@@ -572,7 +540,7 @@ def _memory(report: RunReport) -> str:
         "mem",
     )
     keys = [(style, f"{t.name} {t.predicted_gb:.2f} GB") for t, style in zip(terms, styles, strict=True)]
-    return f"<figure>{chart}<figcaption>{_keys([*keys, ('markkey', 'measured peak')])}</figcaption></figure>"
+    return f"<figure>{chart}<figcaption>{elements.keys([*keys, ('markkey', 'measured peak')])}</figcaption></figure>"
 
 
 def _checkpoints(report: RunReport) -> str:
@@ -602,7 +570,7 @@ def _checkpoints(report: RunReport) -> str:
     note += f'<p class="soft">{escape(_sentence("; ".join(notes)))}.</p>' if notes else ""
     return (
         "<h2>Checkpoints</h2>"
-        + _table(
+        + elements.table(
             ("Step", "State", "Size", "Ranks", "Written in", "Durable after", "Resumed from"),
             rows,
             numeric={0, 2, 3, 4, 5},
@@ -639,7 +607,7 @@ def _findings(report: RunReport) -> str:
         (f.id, f.severity.value, f.path, f.message, "" if f.given is None else str(f.given), f.legal or "")
         for f in sorted(report.findings, key=lambda f: (order.index(f.severity), f.id))[:MAX_ROWS]
     ]
-    return "<h2>Findings</h2>" + _table(
+    return "<h2>Findings</h2>" + elements.table(
         ("Id", "Severity", "Path", "Message", "Given", "Legal"), rows, wide={3}, label="Findings"
     )
 
@@ -650,27 +618,4 @@ def _footer(report: RunReport) -> str:
         f"<footer><p>Written {report.created:%Y-%m-%d %H:%M:%S} UTC by BlackwellTrainingStack from the job's own log, "
         "SageMaker's description of each attempt, and the checkpoint manifests in S3. The same figures stand in "
         f"<code>report.json</code> beside this page.{image}</p></footer>"
-    )
-
-
-def _table(
-    head: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    label: str,
-    numeric: set[int] | None = None,
-    wide: set[int] | None = None,
-) -> str:
-    right, broad = numeric or set(), wide or set()
-
-    def style(column: int) -> str:
-        return ' class="n"' if column in right else ' class="w"' if column in broad else ""
-
-    top = "".join(f'<th scope="col"{style(n) if n in right else ""}>{escape(h)}</th>' for n, h in enumerate(head))
-    body = "".join(
-        "<tr>" + "".join(f"<td{style(n)}>{escape(cell)}</td>" for n, cell in enumerate(row)) + "</tr>" for row in rows
-    )
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">'
-        f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
     )

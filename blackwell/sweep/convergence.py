@@ -182,7 +182,7 @@ def _divergence(steps: Sequence[int], difference: Sequence[float]) -> int | None
         if index >= width:
             total -= difference[index - width]
         if index >= width - 1 and total / width > DIVERGED_NATS:
-            return steps[index]
+            return int(steps[index])
     return None
 
 

@@ -286,7 +286,7 @@ def _share_budget(
         if not point.usd:
             shared.append(point)
             continue
-        limits = [point.usd * min(scale, MOST_OF_PLAN), max_run_usd, job.budget and job.budget.max_cost_usd]
+        limits = [point.usd * min(scale, MOST_OF_PLAN), max_run_usd, job.budget.max_cost_usd if job.budget else None]
         share = min(limit for limit in limits if limit is not None)
         changed[point.id] = parse_job_spec(
             job.model_dump(mode="json", by_alias=True) | {"budget": {"max_cost_usd": share}}
