@@ -51,6 +51,7 @@ CATALOGUE: dict[str, str] = {
     "BTS-208": "the run to resume from was not found",
     "BTS-209": "the run's name is not legal",
     "BTS-210": "the run's name is taken",
+    "BTS-211": "longer than the stack's settings allow",
     # 3xx: the request to SageMaker
     "BTS-301": "the request does not match the SageMaker API model",
     "BTS-302": "fields that the SageMaker API excludes from each other",

@@ -56,6 +56,7 @@ class Functions(Construct):
             "ALLOWED_INSTANCE_TYPES": ",".join(settings.instance_types),
             "MAX_INSTANCES": str(settings.max_instances),
             "MAX_BUDGET_USD": str(settings.max_budget_usd),
+            "MAX_RUNTIME_HOURS": str(settings.max_runtime_hours),
             "NETWORK_ISOLATION": str(settings.network_isolation).lower(),
             "SILENCE_MINUTES": str(settings.silence_minutes),
             "DURABLE_LAG_MINUTES": str(settings.durable_lag_minutes),

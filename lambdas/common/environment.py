@@ -28,6 +28,7 @@ class Environment(BaseModel):
     allowed_instance_types: str
     max_instances: int
     max_budget_usd: float
+    max_runtime_hours: float
     report_function: str = ""
     """Name of the report function, where a function may ask for a report outside the state machine."""
     state_machine_arn: str = ""

@@ -70,6 +70,18 @@ def close(store: RunStore, attempt: AttemptItem, job: Mapping[str, Any]) -> None
     )
 
 
+def _close_without_job(store: RunStore, attempt: AttemptItem, why: Verdict) -> None:
+    """Should Launch be at work just now, it opens the attempt again with its job, sees the run's end and stops it."""
+    store.update_attempt(
+        attempt.run,
+        attempt.attempt,
+        status=AttemptStatus.ENDED.value,
+        verdict=why.value,
+        cause="no job was created",
+        ended_at=utc_now().isoformat(),
+    )
+
+
 def abandon(store: RunStore, run: str, why: Verdict) -> bool:
     """Stops the run's job, where it has one; True where a job is left to end."""
     open_attempts = [a for a in store.attempts(run) if a.status is not AttemptStatus.ENDED]
@@ -77,7 +89,8 @@ def abandon(store: RunStore, run: str, why: Verdict) -> bool:
     for attempt in open_attempts:
         job = jobs.describe(attempt.job_name)
         if job is None or jobs.owner(jobs.tags(job["TrainingJobArn"])) != (run, attempt.attempt):
-            continue  # never created, or a job of somebody else that has this name
+            _close_without_job(store, attempt, why)  # never created, or a job of somebody else that has this name
+            continue
         if ended(job):
             close(store, attempt, job)
             continue

@@ -88,9 +88,10 @@ class RunStore:
         self._update(run, attempt, values)
 
     def launched(self, run: str, attempt: int, **values: Any) -> None:
-        """Records the job; an attempt that has ended meanwhile keeps its end."""
+        """Records the job; an attempt that has ended with its job keeps its end."""
         self._update(
-            run, attempt, values | {"status": AttemptStatus.LAUNCHED.value}, "#s <> :ended", {"#s": "status"},
+            run, attempt, values | {"status": AttemptStatus.LAUNCHED.value}, "#s <> :ended OR attribute_not_exists(job_arn)",
+            {"#s": "status"},
             {":ended": AttemptStatus.ENDED.value},
         )  # fmt: skip
 

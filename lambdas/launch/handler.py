@@ -14,16 +14,16 @@ from pydantic import BaseModel
 from blackwell.attempt import plan_attempt
 from blackwell.findings import FindingsError, errors
 from blackwell.remedy import utc_now
-from blackwell.request import LaunchContext, check_request, training_job_request
+from blackwell.request import check_request, training_job_request
 from blackwell.runs import AttemptItem, RunStatus
-from blackwell.spec import CapacityEntry, CapacityKind, JobSpec
+from blackwell.spec import CapacityEntry, CapacityKind
 from blackwell.verdict import Verdict, launch_error_name
 from lambdas.common import documents, jobs
 from lambdas.common.aws import client, error_code, error_message
 from lambdas.common.environment import environment
 from lambdas.common.errors import LAUNCH, LaunchRefused, PlanUnavailable, RunEnded
+from lambdas.common.launch_context import launch_context
 from lambdas.common.log import about, logger
-from lambdas.common.resume import resume_uri
 from lambdas.common.store import RunStore
 from lambdas.common.training_plans import PLAN_STATUSES, describe_plan
 
@@ -46,7 +46,8 @@ def handler(event: dict[str, Any], context: object) -> dict[str, Any]:
     except FindingsError as refused:
         raise LaunchRefused(str(refused)) from None
     _keep_limits(spec.capacity[0])
-    body = training_job_request(spec, _context(item, spec, image))
+    context_ = launch_context(item, spec, image, plan_continues=_plan_continues(spec.capacity[0]))
+    body = training_job_request(spec, context_)
     wrong = errors(check_request(body))
     if wrong:
         raise LaunchRefused("; ".join(f.line() for f in wrong))
@@ -79,27 +80,6 @@ def _keep_limits(entry: CapacityEntry) -> None:
         raise LaunchRefused(f"{entry.instance_type} is not allowed here; legal: {', '.join(stack.instance_types)}")
     if entry.instance_count > stack.max_instances:
         raise LaunchRefused(f"{entry.instance_count} instances are more than the {stack.max_instances} allowed here")
-
-
-def _context(item: AttemptItem, spec: JobSpec, image: str) -> LaunchContext:
-    stack, entry = environment(), spec.capacity[0]
-    return LaunchContext(
-        run=item.run,
-        attempt=item.attempt,
-        stage=stack.stage,
-        job_prefix=stack.job_prefix,
-        image=image,
-        role_arn=stack.execution_role_arn,
-        artifacts_bucket=stack.artifacts_bucket,
-        checkpoint_bucket=stack.checkpoint_bucket,
-        resume_uri=resume_uri(spec.resume_from, stack) if spec.resume_from else None,
-        plan_continues=_plan_continues(entry),
-        skip_data=item.skip_data,
-        subnets=stack.subnet_ids,
-        security_groups=stack.security_group_ids,
-        kms_key_arn=stack.kms_key_arn or None,
-        network_isolation=stack.network_isolation,
-    )
 
 
 def _plan_continues(entry: CapacityEntry) -> bool:

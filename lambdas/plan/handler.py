@@ -12,11 +12,13 @@ from blackwell.findings import Finding, FindingsError, errors
 from blackwell.names import RUN_ID, job_name
 from blackwell.planning import Facts, Plan, plan_job
 from blackwell.remedy import utc_now
+from blackwell.request import check_request, training_job_request
 from blackwell.runs import AttemptItem, AttemptStatus, RunItem, RunStatus
 from blackwell.spec import JobSpec, parse_job_spec, parse_job_spec_text
 from blackwell.verdict import Verdict
 from lambdas.common import documents
 from lambdas.common.environment import environment
+from lambdas.common.launch_context import launch_context
 from lambdas.common.log import about, logger
 from lambdas.common.store import RunStore
 from lambdas.plan import preflight
@@ -26,6 +28,8 @@ log = logger("plan")
 FINDINGS_IN_CAUSE = 5
 CAUSE_MAX = 30_000  # Step Functions: a Fail state's cause has at most 32,768 characters
 GIVEN_MAX = 300
+_ANY_IMAGE = f"image@sha256:{'0' * 64}"
+"""Stands for the image that is only known when it is built."""
 
 
 class PlanEvent(BaseModel):
@@ -79,18 +83,33 @@ def _plan(request: PlanEvent) -> tuple[JobSpec, Plan, list[Finding]]:
     except FindingsError as refused:
         raise FindingsError(_unique([*findings, *refused.findings])) from None
     findings += plan.findings
-    for index in range(1, len(spec.capacity)):
-        findings += _fallback_findings(spec, index, pinned(plan.resolved), facts)
+    for index in range(len(spec.capacity)):
+        findings += _entry_findings(request.run, spec, index, pinned(plan.resolved), facts)
     return spec, plan, _unique(findings)
 
 
-def _fallback_findings(spec: JobSpec, index: int, overrides: dict[str, Any], facts: Facts) -> list[Finding]:
-    """What the plan for a later capacity entry says: it must be able to take over the same run."""
+def _entry_findings(run: str, spec: JobSpec, index: int, overrides: dict[str, Any], facts: Facts) -> list[Finding]:
+    """What a capacity entry's own plan says, and what SageMaker would say to its request: any entry may get the run."""
     try:
-        found = plan_attempt(spec, index, overrides, facts).findings
+        plan = plan_attempt(spec, index, overrides, facts)
     except FindingsError as refused:
-        found = refused.findings
-    return [_with_index(finding, index) for finding in found]
+        return [_with_index(finding, index) for finding in refused.findings]
+    found = [_with_index(finding, index) for finding in plan.findings] if index else []
+    body = training_job_request(plan.resolved, launch_context(_attempt(run, 1), plan.resolved, _ANY_IMAGE))
+    return found + _at(index, check_request(body))
+
+
+def _at(index: int, findings: list[Finding]) -> list[Finding]:
+    """A request's findings, at the capacity entry that it was made for."""
+    return [
+        f.model_copy(update={"path": f"capacity.{index}", "message": f"the request's {f.path} {f.message}"})
+        for f in findings
+    ]
+
+
+def _attempt(run: str, number: int) -> AttemptItem:
+    name = job_name(environment().job_prefix, run, number)
+    return AttemptItem(run=run, attempt=number, status=AttemptStatus.PLANNED, job_name=name)
 
 
 def _with_index(finding: Finding, index: int) -> Finding:
@@ -119,17 +138,9 @@ def _record(request: PlanEvent, spec: JobSpec, plan: Plan) -> bool:
         return False
     documents.write(request.run, documents.SPEC, spec.model_dump(mode="json", exclude_unset=True, by_alias=True))
     documents.write(request.run, documents.PLAN, plan.model_dump(mode="json"))
-    store.create_attempt(
-        AttemptItem(
-            run=request.run,
-            attempt=1,
-            status=AttemptStatus.PLANNED,
-            job_name=job_name(environment().job_prefix, request.run, 1),
-            overrides=pinned(plan.resolved),
-            why="first attempt",
-            planned_at=utc_now().isoformat(),
-        )
-    )
+    first = _attempt(request.run, 1)
+    decided = {"overrides": pinned(plan.resolved), "why": "first attempt", "planned_at": utc_now().isoformat()}
+    store.create_attempt(first.model_copy(update=decided))
     return True
 
 

@@ -73,6 +73,15 @@ def _limits(spec: JobSpec, stack: Environment) -> Iterator[Finding]:
                 legal=f"1 to {stack.max_instances}",
                 nearest=stack.max_instances,
             )
+        if entry.max_runtime_seconds > stack.max_runtime_hours * 3600:
+            yield Finding(
+                id="BTS-211",
+                path=f"capacity.{index}.max_runtime_seconds",
+                message=f"stage {stack.stage} allows at most {stack.max_runtime_hours:g} hours per job",
+                given=entry.max_runtime_seconds,
+                legal=f"up to {stack.max_runtime_hours * 3600:.0f}",
+                nearest=int(stack.max_runtime_hours * 3600),
+            )
     if spec.budget is not None and spec.budget.max_cost_usd > stack.max_budget_usd:
         yield Finding(
             id="BTS-207",
@@ -223,4 +232,15 @@ def _plan(entry: CapacityEntry, path: str) -> list[Finding]:
                 nearest=total,
             )
         ]
+    free = plan.get("AvailableInstanceCount")
+    if isinstance(free, int) and free < entry.instance_count and plan["Status"] == "Active":
+        waits = Finding(
+            id="BTS-204",
+            severity=Severity.WARNING,
+            path=f"{path}.instance_count",
+            message="other jobs use the plan now; this one waits for them",
+            given=entry.instance_count,
+            legal=f"1 to {free} at once",
+        )
+        return [waits]
     return []

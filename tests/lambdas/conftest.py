@@ -45,6 +45,7 @@ def deployed(aws: LocalAws) -> dict[str, str]:
         "ALLOWED_INSTANCE_TYPES": "ml.p6-b200.48xlarge,ml.c7i.2xlarge",
         "MAX_INSTANCES": "2",
         "MAX_BUDGET_USD": "100",
+        "MAX_RUNTIME_HOURS": "48",
         "REPORT_FUNCTION": "report",
         "STATE_MACHINE_ARN": "arn:aws:states:us-east-1:000000000000:stateMachine:machine",
     }

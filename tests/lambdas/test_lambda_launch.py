@@ -13,6 +13,8 @@ from blackwell.runs import AttemptStatus, RunStatus
 from blackwell.verdict import Verdict
 from lambdas.common import errors
 from lambdas.common.store import RunStore
+from lambdas.execution_ended.handler import handler as execution_ended
+from lambdas.job_event.handler import handler as job_event
 from lambdas.launch.handler import handler
 
 Planned = Callable[..., dict[str, Any]]
@@ -93,6 +95,29 @@ def test_a_stop_during_creation_leaves_no_orphan(workshop: Workshop, planned: Pl
         handler({"run": run, "attempt": 1}, None)
     assert workshop.sagemaker.stopped == workshop.sagemaker.created
     assert RunStore().attempt(run, 1).stopped_for is Verdict.STOPPED
+
+
+def test_an_orphan_that_the_stop_did_not_see_is_closed_by_its_event(
+    workshop: Workshop, planned: Planned, run: str
+) -> None:
+    """The stop came between Launch's look at the run and the job: it found no job and closed the attempt."""
+    planned()
+    stop = {"detail": {"executionArn": f"arn:aws:states:::execution:machine:{run}", "name": run, "status": "ABORTED"}}
+    create = workshop.sagemaker.create_training_job
+
+    def create_late(**request: Any) -> Any:
+        execution_ended(stop, None)
+        return create(**request)
+
+    workshop.sagemaker.create_training_job = create_late  # type: ignore[method-assign]
+    with pytest.raises(errors.RunEnded):
+        handler({"run": run, "attempt": 1}, None)
+    (name,) = workshop.sagemaker.created
+    assert workshop.sagemaker.stopped == [name]
+    job = workshop.sagemaker.end(name, "Stopped")
+    job_event({"detail": {"TrainingJobName": name, "TrainingJobArn": job["TrainingJobArn"]}}, None)
+    attempt = RunStore().attempt(run, 1)
+    assert (attempt.status, attempt.job_arn) == (AttemptStatus.ENDED, job["TrainingJobArn"])
 
 
 def test_launch_itself_keeps_the_number_of_instances(

@@ -104,6 +104,18 @@ def test_the_stacks_limits(workshop: Workshop, run: str) -> None:
     capacity = [{"kind": "on-demand", "instance_type": "ml.p6-b300.48xlarge", "instance_count": 3}]
     spec = job_spec(capacity=capacity, budget={"max_cost_usd": 101}, training={"global_batch_size": 24 * 4})
     assert {"BTS-201", "BTS-202", "BTS-207"} <= ids(send(run, spec))
+    week = [{"kind": "on-demand", "instance_type": "ml.c7i.2xlarge", "max_runtime_seconds": 7 * 86_400}]
+    assert ids(send(f"{run}-2", job_spec(capacity=week))) == {"BTS-211"}
+
+
+def test_what_the_api_would_refuse_is_found_before_anything_is_built(workshop: Workshop, run: str) -> None:
+    """A pending limit is only legal on accelerated instances."""
+    first, second = (
+        {"kind": "on-demand", "instance_type": "ml.c7i.2xlarge"} | more for more in ({}, {"max_pending_seconds": 7200})
+    )
+    answer = send(run, job_spec(capacity=[first, second]))
+    assert ids(answer) == {"BTS-302"}
+    assert json.loads(answer["cause"])["findings"][0]["path"] == "capacity.1"
 
 
 def test_a_small_quota_is_named(workshop: Workshop, run: str) -> None:
@@ -137,6 +149,9 @@ def test_training_plans_are_looked_at(workshop: Workshop, run: str) -> None:
     assert "BTS-204" in ids(send(f"{run}-2", spec))
     workshop.sagemaker.plans["gone-or-expired"] = {"Status": "Active", "TotalInstanceCount": 1}
     assert send(f"{run}-3", spec)["accepted"]
+    workshop.sagemaker.plans["gone-or-expired"]["AvailableInstanceCount"] = 0
+    assert send(f"{run}-4", spec)["accepted"]
+    assert "BTS-204" in {f["id"] for f in workshop.document(f"{run}-4", "findings.json")}
 
 
 def test_resume_from_needs_a_checkpoint(workshop: Workshop, run: str) -> None:

@@ -123,6 +123,9 @@ def test_a_stopped_execution_without_a_job_is_reported_at_once(
     planned()
     execution_ended(aborted(run), None)
     assert workshop.functions.invoked == [("report", {"run": run})]
+    attempt = RunStore().attempt(run, 1)
+    assert (attempt.status, attempt.verdict) == (AttemptStatus.ENDED, Verdict.STOPPED)
+    assert guard({}, None)["results"] == {}
 
 
 @pytest.mark.parametrize("status", ["FAILED", "TIMED_OUT"])
