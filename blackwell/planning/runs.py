@@ -7,10 +7,11 @@ instance type. The workflow stores a `MeasuredRun` with every completed run and 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -27,13 +28,37 @@ class MeasuredRun(BaseModel):
     predicted_memory_gb: float = Field(gt=0)
     measured_memory_gb: float | None = Field(default=None, gt=0)
     """Peak of reserved memory."""
-    predicted_step_seconds: float = Field(gt=0)
+    predicted_step_seconds: float | None = Field(default=None, gt=0)
     measured_step_seconds: float | None = Field(default=None, gt=0)
     """Median after warm-up."""
     startup_seconds: float | None = Field(default=None, gt=0)
     """From the start of billing to the first step."""
     image: str | None = None
     """Digest of the image that ran."""
+
+
+def measured_run(plan: Mapping[str, Any], report: Mapping[str, Any], image: str | None = None) -> MeasuredRun | None:
+    """What a completed run teaches: its `plan.json` beside its `report.json`; None where they do not say enough.
+
+    Plans that were themselves corrected are told apart by nothing here: a correction of a corrected plan converges.
+    """
+    try:
+        entry, memory, speed = plan["entries"][0], plan["memory"], plan.get("throughput") or {}
+        rate = report.get("tokens_per_second")
+        tokens = speed.get("tokens_per_step")
+        run = MeasuredRun(
+            instance_type=entry["instance_type"],
+            ranks=entry["ranks"],
+            predicted_memory_gb=memory["peak_gb"],
+            measured_memory_gb=report.get("memory_peak_gb") or None,
+            predicted_step_seconds=speed.get("step_seconds"),
+            measured_step_seconds=tokens / rate if tokens and rate else None,
+            startup_seconds=report.get("startup_seconds") or None,
+            image=image,
+        )
+    except (KeyError, IndexError, TypeError, ValidationError):
+        return None
+    return run if run.measured_memory_gb or run.measured_step_seconds else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +77,13 @@ def correction(runs: Sequence[MeasuredRun], instance_type: str) -> Correction:
     startups = [r.startup_seconds for r in mine if r.startup_seconds is not None]
     return Correction(
         memory=_factor([r.measured_memory_gb / r.predicted_memory_gb for r in mine if r.measured_memory_gb]),
-        step=_factor([r.measured_step_seconds / r.predicted_step_seconds for r in mine if r.measured_step_seconds]),
+        step=_factor(
+            [
+                r.measured_step_seconds / r.predicted_step_seconds
+                for r in mine
+                if r.measured_step_seconds and r.predicted_step_seconds
+            ]
+        ),
         startup_seconds=median(startups) if startups else None,
         runs=len(mine),
     )

@@ -15,7 +15,7 @@ from blackwell.names import RunPlaces
 from blackwell.remedy import utc_now
 from blackwell.runs import AttemptItem, AttemptStatus, RunItem, RunStatus
 from blackwell.verdict import RULES, Verdict
-from lambdas.common import checkpoints, documents, jobs
+from lambdas.common import checkpoints, documents, jobs, measured
 from lambdas.common.environment import environment
 from lambdas.common.errors import ImageFailed
 from lambdas.common.log import about, logger
@@ -57,6 +57,7 @@ def handler(event: dict[str, Any], context: object) -> dict[str, Any]:
     store.update_run(record.run, report_uri=uri)
     if ends_now:  # a report made again counts nothing twice
         _count(store, record, document)
+        _remember(record, document)
     log.info("reported", extra={"verdict": record.verdict, "uri": uri})
     return _answer(record, document, uri)
 
@@ -93,6 +94,16 @@ def _count(store: RunStore, record: RunItem, document: dict[str, Any]) -> None:
             metrics.GOODPUT: (document.get("goodput") or {}).get("goodput"),
         },
     )
+
+
+def _remember(record: RunItem, document: dict[str, Any]) -> None:
+    """What a completed run measured corrects later plans; a run's end never depends on it."""
+    if record.status is not RunStatus.COMPLETED:
+        return
+    try:
+        measured.remember(documents.read(record.run, documents.PLAN), document, utc_now(), record.image)
+    except Exception:
+        log.exception("what the run measured could not be kept")
 
 
 def _first_line(error: WorkflowFault) -> str:
