@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import resource
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -143,6 +144,39 @@ def save(root: Path, s3_uri: str) -> None:
     tell(about="s3", step=loaded.step, same=equal(fresh.weights(), whole), fetched=[name[:4] for name in fetched])
 
 
+def two_hosts(root: Path, s3_uri: str) -> None:
+    """Each rank on a host of its own, with a disk of its own, copied to one place in S3."""
+    rank = dist.get_rank()
+    disk, name = root / f"host-{rank}", socket.gethostname
+    socket.gethostname = lambda: f"host-{rank}"
+    os.environ["LOCAL_RANK"] = "0"
+    training = Training(seed=4)
+    store = store_of(disk, s3_uri=s3_uri, keep=2, asynchronous=False)
+    assert store.load_newest(training.state) is None
+    for _ in range(4):
+        training.train()
+        store.save(training.step, training.state())
+        for path in sorted(disk.rglob("*.distcp")) + sorted(disk.rglob("M*.json")) + sorted(disk.rglob(".metadata")):
+            S3Folder(s3_uri).upload(path, str(path.relative_to(disk)))
+        dist.barrier()
+        store.flush_durable(0.0)
+        dist.barrier()
+    files = {p.name: sorted(f.name[:4] for f in p.iterdir()) for p in disk.iterdir()}
+    tell(about="host", durable=store.durable_step, files=files)
+    alone = store_of(disk, asynchronous=False)
+    try:
+        alone.load_newest(training.state)
+    except FindingsError as error:
+        tell(about="alone", message=error.findings[0].message)
+    whole = training.weights()
+    again = Training(seed=5)
+    loaded = store_of(disk, s3_uri=s3_uri, asynchronous=False).load_newest(again.state)
+    assert loaded is not None
+    again.restore(loaded.state)
+    tell(about="restart", step=loaded.step, same=equal(again.weights(), whole))
+    socket.gethostname = name
+
+
 def load(root: Path) -> None:
     """Another world size finds the same values, trains on alike, and its own checkpoint is whole, too."""
     training = Training(seed=9)
@@ -169,6 +203,7 @@ def rank_main(rank: int, world: int, meeting: Path, arguments: list[str]) -> Non
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     if arguments[0] == "save":
         save(Path(arguments[1]), arguments[2])
+        two_hosts(Path(arguments[1]), arguments[2].replace("/checkpoints/", "/hosts/"))
     else:
         load(Path(arguments[1]))
     dist.barrier()

@@ -434,6 +434,20 @@ def test_a_rank_fetches_only_the_files_it_needs(saved_by_two: tuple[Path, list[d
     assert "__1_" in second["fetched"]
 
 
+def test_hosts_with_disks_of_their_own_share_a_checkpoint(saved_by_two: tuple[Path, list[dict[str, Any]]]) -> None:
+    """Every host can tell a whole checkpoint, prunes as rank 0 does, and fetches from S3 what only others have."""
+    first, second = told(saved_by_two[1], "host")
+    assert (first["durable"], second["durable"]) == (4, None)
+    assert first["files"] == {f"step-0000000{n}": [".met", "MANI", "__0_"] for n in (3, 4)}
+    # The other host hears of it with the next save.
+    assert second["files"] == {f"step-0000000{n}": [".met", "MANI", "__1_"] for n in (2, 3, 4)}
+    for fact in told(saved_by_two[1], "alone"):
+        assert "rank 1: __0_" in fact["message"]
+        assert "is missing" in fact["message"]
+    assert len(told(saved_by_two[1], "alone")) == 2, "not a fresh start"
+    assert [(f["step"], f["same"]) for f in told(saved_by_two[1], "restart")] == [(4, True)] * 2
+
+
 def test_one_process_reads_what_two_ranks_wrote(saved_by_two: tuple[Path, list[dict[str, Any]]]) -> None:
     root, _ = saved_by_two
     whole = torch.load(root / "weights.pt")

@@ -103,7 +103,10 @@ def mirrored(manifest: Manifest, place: S3Folder) -> bool:
     found = {name.removeprefix(prefix): size for name, size in place.list(prefix).items()}
     if MANIFEST not in found or size_faults(manifest, found) is not None:
         return False
-    if place.read(f"{prefix}{MANIFEST}") != manifest.encode():
+    try:
+        if Manifest.decode(place.read(f"{prefix}{MANIFEST}") or b"") != manifest:
+            return False
+    except ManifestError:
         return False
     if METADATA not in manifest.files:
         return True

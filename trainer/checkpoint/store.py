@@ -310,7 +310,7 @@ class CheckpointStore:
             if self._direct:
                 if self._group.rank == 0 and self._remote is not None:
                     S3Places(self._remote).delete(step)
-            elif self._group.host_leader:
+            elif self._group.host_leader and folder.exists():
                 delete_folder(folder)
         except Exception as error:
             self._emit("checkpoint", step=step, phase="discard_failed", reason=describe(error)[:300])
