@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
@@ -85,7 +86,10 @@ def _fraction(text: str) -> float:
 
 @contextmanager
 def _progress(total_bytes: int, what: str) -> Iterator[tuple[Callable[[int], None], Callable[[int, int], None]]]:
-    """A progress bar over the bytes of the inputs on a terminal; nothing elsewhere."""
+    """A progress bar over the bytes of the inputs on a terminal; nothing elsewhere, or without the rich package."""
+    if find_spec("rich") is None:
+        yield lambda _: None, lambda tokens, documents: None
+        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
