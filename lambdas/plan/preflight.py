@@ -14,10 +14,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 from blackwell.account import QUOTA_USES, quota_name
 from blackwell.findings import Finding, Severity
 from blackwell.names import MANIFEST, RUN_ID, split_s3_uri
-from blackwell.planning import Facts, PriceFact, TrainingPlanFact
+from blackwell.planning import Facts, MeasuredRun, PriceFact, TrainingPlanFact
 from blackwell.remedy import utc_now
 from blackwell.request import data_uri
 from blackwell.spec import CapacityEntry, CapacityKind, JobSpec
+from lambdas.common import measured
 from lambdas.common.aws import client, error_code, error_message
 from lambdas.common.environment import Environment
 from lambdas.common.resume import resume_uri
@@ -169,7 +170,10 @@ def facts(spec: JobSpec) -> tuple[Facts, list[Finding]]:
                 plans[entry.training_plan_arn] = training_plan_fact(entry.training_plan_arn)
         elif entry.hourly_price is None and entry.instance_type not in found:
             unread += _asked(f"capacity.{index}", partial(_price, entry.instance_type, found))
-    return Facts(training_plans=plans, prices=found, now=utc_now()), unread
+    runs: list[MeasuredRun] = []
+    with contextlib.suppress(ClientError, BotoCoreError):  # a correction only: without it the plan says 0 runs
+        runs = measured.recall(entry.instance_type for entry in spec.capacity)
+    return Facts(training_plans=plans, prices=found, now=utc_now(), runs=runs), unread
 
 
 def _price(instance_type: str, into: dict[str, PriceFact]) -> list[Finding]:
