@@ -64,13 +64,13 @@ class Functions(Construct):
             **(network or {}),
         }
         jobs, stop = roles.read_jobs_permission(), roles.stop_jobs_permission()
-        self.report = self._function(
+        self.report = self.add(
             "report",
             [
-                self._table("GetItem", "Query", "UpdateItem"),
+                self.table("GetItem", "Query", "UpdateItem"),
                 self._documents("s3:GetObject", "s3:PutObject"),
                 *self._read_checkpoints(),
-                *self._read_job_logs(),
+                *self.read_job_logs(),
                 jobs,
                 stop,
             ],
@@ -79,10 +79,10 @@ class Functions(Construct):
         )
         ask_for_report = Permission("AskForReport", ("lambda:InvokeFunction",), (self.report.function.function_arn,))
         report_name = {"REPORT_FUNCTION": self.report.function.function_name}
-        self.plan = self._function(
+        self.plan = self.add(
             "plan",
             [
-                self._table("PutItem"),
+                self.table("PutItem", "Query"),
                 self._documents("s3:PutObject"),
                 self._list_data(),
                 self._read_training_plans(),
@@ -97,10 +97,10 @@ class Functions(Construct):
                 ),
             ],
         )
-        self.ensure_image = self._function(
+        self.ensure_image = self.add(
             "ensure_image",
             [
-                self._table("GetItem", "PutItem", "UpdateItem"),
+                self.table("GetItem", "PutItem", "UpdateItem"),
                 Permission("FindImage", ("ecr:DescribeImages",), (image.repository.repository_arn,)),
                 Permission(
                     "ReadBuildLog",
@@ -111,10 +111,10 @@ class Functions(Construct):
                 Permission("Build", ("codebuild:StartBuild", "codebuild:BatchGetBuilds"), (image.project.project_arn,)),
             ],
         )
-        self.launch = self._function(
+        self.launch = self.add(
             "launch",
             [
-                self._table("GetItem", "UpdateItem"),
+                self.table("GetItem", "UpdateItem"),
                 self._documents("s3:GetObject"),
                 self._read_training_plans(),
                 *roles.launch_permissions(),
@@ -122,30 +122,30 @@ class Functions(Construct):
                 stop,
             ],
         )
-        self.await_job = self._function("await_job", [self._table("GetItem", "UpdateItem"), jobs])
-        self.assess = self._function(
+        self.await_job = self.add("await_job", [self.table("GetItem", "UpdateItem"), jobs])
+        self.assess = self.add(
             "assess",
             [
-                self._table("GetItem", "PutItem", "Query", "UpdateItem"),
+                self.table("GetItem", "PutItem", "Query", "UpdateItem"),
                 self._documents("s3:GetObject"),
                 *self._read_checkpoints(),
-                *self._read_job_logs(),
+                *self.read_job_logs(),
                 jobs,
                 stop,
             ],
         )
-        self.job_event = self._function(
-            "job_event", [self._table("GetItem", "UpdateItem"), jobs, ask_for_report], environment=report_name
+        self.job_event = self.add(
+            "job_event", [self.table("GetItem", "UpdateItem"), jobs, ask_for_report], environment=report_name
         )
-        self.execution_ended = self._function(
+        self.execution_ended = self.add(
             "execution_ended",
-            [self._table("GetItem", "Query", "UpdateItem"), jobs, stop, ask_for_report],
+            [self.table("GetItem", "Query", "UpdateItem"), jobs, stop, ask_for_report],
             environment=report_name,
         )
-        self.guard = self._function(
+        self.guard = self.add(
             "guard",
             [
-                self._table("GetItem", "Query", "Scan", "UpdateItem"),
+                self.table("GetItem", "Query", "Scan", "UpdateItem"),
                 self._documents("s3:GetObject"),
                 Permission(
                     "Control",
@@ -154,7 +154,7 @@ class Functions(Construct):
                     why=_RUN_NAMES,
                 ),
                 *self._read_checkpoints(),
-                *self._read_job_logs(),
+                *self.read_job_logs(),
                 jobs,
                 stop,
                 ask_for_report,
@@ -162,7 +162,7 @@ class Functions(Construct):
             environment=report_name,
             timeout=cdk.Duration.minutes(4),
         )
-        self.spec_drop = self._function(
+        self.spec_drop = self.add(
             "spec_drop",
             [
                 Permission(
@@ -174,7 +174,7 @@ class Functions(Construct):
             ],
         )
 
-    def _function(
+    def add(
         self,
         name: str,
         permissions: list[Permission],
@@ -184,6 +184,7 @@ class Functions(Construct):
         memory_size: int = 512,
         reserved_concurrent_executions: int | None = None,
     ) -> PythonFunction:
+        """A function of the workflow: the folder under lambdas/, and everything it may do besides logging."""
         key = [key_use(self._encryption.key.key_arn)] if self._encryption.key else []
         return PythonFunction(
             self,
@@ -198,7 +199,8 @@ class Functions(Construct):
             reserved_concurrent_executions=reserved_concurrent_executions,
         )
 
-    def _table(self, *actions: str) -> Permission:
+    def table(self, *actions: str) -> Permission:
+        """DynamoDB actions on the run table."""
         return Permission(
             "RunTable", tuple(f"dynamodb:{action}" for action in actions), (self._storage.run_table.table_arn,)
         )
@@ -222,7 +224,8 @@ class Functions(Construct):
             Permission("ReadManifests", ("s3:GetObject",), (manifests,), why=_RUN_NAMES),
         ]
 
-    def _read_job_logs(self) -> list[Permission]:
+    def read_job_logs(self) -> list[Permission]:
+        """To read the log streams of the stage's jobs."""
         group = training_log_group_arn(cdk.Stack.of(self))
         return [
             Permission(

@@ -18,6 +18,7 @@ from stacks.observability import Observability
 from stacks.roles import Roles
 from stacks.settings import Settings
 from stacks.storage import Storage
+from stacks.sweep import Sweep
 from stacks.teardown import Teardown
 from stacks.workflow import Workflow
 
@@ -62,6 +63,16 @@ class BlackwellTrainingStack(cdk.Stack):
             functions=self.functions,
             topic=self.observability.topic,
         )
+        self.sweep = Sweep(
+            self,
+            "Sweep",
+            settings=settings,
+            encryption=self.encryption,
+            storage=self.storage,
+            functions=self.functions,
+            training=self.workflow.state_machine,
+            topic=self.observability.topic,
+        )
         self.base_image_check = BaseImageCheck(
             self,
             "BaseImageCheck",
@@ -94,7 +105,8 @@ class BlackwellTrainingStack(cdk.Stack):
             storage=self.storage,
             image=self.image,
             roles=self.roles,
-            state_machines=[self.workflow.state_machine],
+            # sweeps first: they start the others
+            state_machines=[self.sweep.state_machine, self.workflow.state_machine],
         )
         self._outputs(settings)
 
@@ -102,6 +114,7 @@ class BlackwellTrainingStack(cdk.Stack):
         """What clients look up; the logical ids are names that other things rely on."""
         outputs = {
             "StateMachineArn": self.workflow.state_machine.state_machine_arn,
+            "SweepStateMachineArn": self.sweep.state_machine.state_machine_arn,
             "ArtifactsBucket": self.storage.artifacts.bucket_name,
             "CheckpointBucket": self.storage.checkpoints.bucket_name,
             "RunTable": self.storage.run_table.table_name,

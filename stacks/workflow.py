@@ -41,7 +41,7 @@ FUNCTION_STATES = {
 
 Json = dict[str, Any]
 
-_RETRY_SERVICE: Json = {
+RETRY_SERVICE: Json = {
     "ErrorEquals": [
         "Lambda.ServiceException",
         "Lambda.AWSLambdaException",
@@ -56,7 +56,7 @@ _RETRY_SERVICE: Json = {
     "JitterStrategy": "FULL",
 }
 """Lambda itself was not able to run the function."""
-_RETRY_DIED: Json = {
+RETRY_DIED: Json = {
     "ErrorEquals": [
         "Lambda.Unknown",
         "Runtime.ExitError",
@@ -85,12 +85,13 @@ _RETRY_NOT_READY: Json = {"ErrorEquals": ["NotReadyYet"], "IntervalSeconds": 10,
 """IAM and S3 need a minute or two after a deployment."""
 
 
-def _query(expression: str) -> str:
+def query(expression: str) -> str:
+    """A JSONata expression as a field's value."""
     return f"{{% {expression} %}}"
 
 
 def _optional(field: str) -> str:
-    return _query(f"$exists($states.input.{field}) ? $states.input.{field} : null")
+    return query(f"$exists($states.input.{field}) ? $states.input.{field} : null")
 
 
 def _call(state: str, payload: Json, *, next_state: str, retry: list[Json], wait_for_token: bool = False) -> Json:
@@ -100,19 +101,18 @@ def _call(state: str, payload: Json, *, next_state: str, retry: list[Json], wait
         "Type": "Task",
         "Resource": resource,
         "Arguments": {"FunctionName": f"${{{state}}}", "Payload": payload},
-        "Output": _query("$states.result" if wait_for_token else "$states.result.Payload"),
+        "Output": query("$states.result" if wait_for_token else "$states.result.Payload"),
         "Retry": retry,
-        "Catch": [
-            {"ErrorEquals": ["States.ALL"], "Output": {"error": _query("$states.errorOutput")}, "Next": "Report"}
-        ],
+        "Catch": [{"ErrorEquals": ["States.ALL"], "Output": {"error": query("$states.errorOutput")}, "Next": "Report"}],
         "Next": next_state,
     }
 
 
-def _choice(rules: dict[str, str], otherwise: str) -> Json:
+def choice(rules: dict[str, str], otherwise: str) -> Json:
+    """A choice by JSONata conditions, the first that holds."""
     return {
         "Type": "Choice",
-        "Choices": [{"Condition": _query(condition), "Next": target} for condition, target in rules.items()],
+        "Choices": [{"Condition": query(condition), "Next": target} for condition, target in rules.items()],
         "Default": otherwise,
     }
 
@@ -121,54 +121,54 @@ def states() -> dict[str, Json]:
     """The states by name, in the order of a run."""
     return {
         "Plan": _plan(),
-        "Accepted": _choice({"$states.input.accepted": "EnsureImage"}, "Rejected"),
+        "Accepted": choice({"$states.input.accepted": "EnsureImage"}, "Rejected"),
         "EnsureImage": _ensure_image(),
-        "ImageReady": _choice({"$states.input.ready": "Launch"}, "WaitForBuild"),
-        "WaitForBuild": {"Type": "Wait", "Seconds": _query("$states.input.wait_seconds"), "Next": "EnsureImage"},
+        "ImageReady": choice({"$states.input.ready": "Launch"}, "WaitForBuild"),
+        "WaitForBuild": {"Type": "Wait", "Seconds": query("$states.input.wait_seconds"), "Next": "EnsureImage"},
         "Launch": _launch(),
         "AwaitJob": _await_job(),
         "Assess": _assess(),
-        "Remedy": _choice(
+        "Remedy": choice(
             {
                 "$states.input.action = 'launch' and $states.input.wait_seconds > 0": "Backoff",
                 "$states.input.action = 'launch'": "Launch",
             },
             "Report",
         ),
-        "Backoff": {"Type": "Wait", "Seconds": _query("$states.input.wait_seconds"), "Next": "Launch"},
+        "Backoff": {"Type": "Wait", "Seconds": query("$states.input.wait_seconds"), "Next": "Launch"},
         "Report": _report(),
-        "Notify": _notify(),
-        "Outcome": _choice(
+        "Notify": notify("Outcome"),
+        "Outcome": choice(
             {
                 f"$states.input.verdict = '{Verdict.COMPLETED}'": "Completed",
                 f"$states.input.verdict = '{Verdict.STOPPED}'": "Stopped",
             },
             "Failed",
         ),
-        "Completed": {"Type": "Succeed", "Output": _query("$sift($states.input, function($v, $k) {$k != 'message'})")},
-        "Rejected": {"Type": "Fail", "Error": "Rejected", "Cause": _query("$states.input.cause")},
+        "Completed": {"Type": "Succeed", "Output": query("$sift($states.input, function($v, $k) {$k != 'message'})")},
+        "Rejected": {"Type": "Fail", "Error": "Rejected", "Cause": query("$states.input.cause")},
         "Stopped": {"Type": "Fail", "Error": Verdict.STOPPED.value, "Cause": _cause()},
-        "Failed": {"Type": "Fail", "Error": _query("$states.input.verdict"), "Cause": _cause()},
+        "Failed": {"Type": "Fail", "Error": query("$states.input.verdict"), "Cause": _cause()},
     }
 
 
 def _plan() -> Json:
     payload = {
-        "run": _query("$states.context.Execution.Name"),
-        "execution_arn": _query("$states.context.Execution.Id"),
-        "started_at": _query("$states.context.Execution.StartTime"),
-        "spec": _query("$states.input"),
+        "run": query("$states.context.Execution.Name"),
+        "execution_arn": query("$states.context.Execution.Id"),
+        "started_at": query("$states.context.Execution.StartTime"),
+        "spec": query("$states.input"),
     }
-    state = _call("Plan", payload, next_state="Accepted", retry=[_RETRY_SERVICE, _RETRY_DIED])
-    state["Assign"] = {"run": _query("$states.context.Execution.Name"), "attempt": 1, "build_id": None}
+    state = _call("Plan", payload, next_state="Accepted", retry=[RETRY_SERVICE, RETRY_DIED])
+    state["Assign"] = {"run": query("$states.context.Execution.Name"), "attempt": 1, "build_id": None}
     # without a plan there is no run that a report could be about
     state["Catch"] = [
         {
             "ErrorEquals": ["States.ALL"],
             "Output": {
-                "run": _query("$states.context.Execution.Name"),
+                "run": query("$states.context.Execution.Name"),
                 "verdict": Verdict.WORKFLOW_FAILED.value,
-                "cause": _query("$string($states.errorOutput)"),
+                "cause": query("$string($states.errorOutput)"),
             },
             "Next": "Failed",
         }
@@ -177,53 +177,53 @@ def _plan() -> Json:
 
 
 def _ensure_image() -> Json:
-    payload = {"run": _query("$run"), "build_id": _query("$build_id")}
-    state = _call("EnsureImage", payload, next_state="ImageReady", retry=[_RETRY_SERVICE, _RETRY_DIED])
-    state["Assign"] = {"build_id": _query("$states.result.Payload.build_id")}
+    payload = {"run": query("$run"), "build_id": query("$build_id")}
+    state = _call("EnsureImage", payload, next_state="ImageReady", retry=[RETRY_SERVICE, RETRY_DIED])
+    state["Assign"] = {"build_id": query("$states.result.Payload.build_id")}
     return state
 
 
 def _launch() -> Json:
-    payload = {"run": _query("$run"), "attempt": _query("$attempt")}
-    retry = [_RETRY_THROTTLED, _RETRY_NOT_READY, _RETRY_SERVICE, _RETRY_DIED]
+    payload = {"run": query("$run"), "attempt": query("$attempt")}
+    retry = [_RETRY_THROTTLED, _RETRY_NOT_READY, RETRY_SERVICE, RETRY_DIED]
     state = _call("Launch", payload, next_state="AwaitJob", retry=retry)
     # a job that could not be created is an attempt with a verdict like any other
     state["Catch"] = [
-        {"ErrorEquals": ["States.ALL"], "Output": {"launch_error": _query("$states.errorOutput")}, "Next": "Assess"}
+        {"ErrorEquals": ["States.ALL"], "Output": {"launch_error": query("$states.errorOutput")}, "Next": "Assess"}
     ]
     return state
 
 
 def _await_job() -> Json:
     payload = {
-        "run": _query("$run"),
-        "attempt": _query("$attempt"),
-        "task_token": _query("$states.context.Task.Token"),
-        "entered_at": _query("$states.context.State.EnteredTime"),
+        "run": query("$run"),
+        "attempt": query("$attempt"),
+        "task_token": query("$states.context.Task.Token"),
+        "entered_at": query("$states.context.State.EnteredTime"),
     }
-    state = _call("AwaitJob", payload, next_state="Assess", retry=[_RETRY_SERVICE, _RETRY_DIED], wait_for_token=True)
+    state = _call("AwaitJob", payload, next_state="Assess", retry=[RETRY_SERVICE, RETRY_DIED], wait_for_token=True)
     state["TimeoutSeconds"] = AWAIT_SECONDS
     state["Catch"] = [{"ErrorEquals": ["States.Timeout"], "Output": {}, "Next": "AwaitJob"}, *state["Catch"]]
     return state
 
 
 def _assess() -> Json:
-    payload = {"run": _query("$run"), "attempt": _query("$attempt"), "launch_error": _optional("launch_error")}
-    state = _call("Assess", payload, next_state="Remedy", retry=[_RETRY_SERVICE, _RETRY_DIED])
-    state["Assign"] = {"attempt": _query("$states.result.Payload.attempt")}
+    payload = {"run": query("$run"), "attempt": query("$attempt"), "launch_error": _optional("launch_error")}
+    state = _call("Assess", payload, next_state="Remedy", retry=[RETRY_SERVICE, RETRY_DIED])
+    state["Assign"] = {"attempt": query("$states.result.Payload.attempt")}
     return state
 
 
 def _report() -> Json:
-    payload = {"run": _query("$run"), "error": _optional("error")}
-    state = _call("Report", payload, next_state="Notify", retry=[_RETRY_SERVICE, _RETRY_DIED])
+    payload = {"run": query("$run"), "error": _optional("error")}
+    state = _call("Report", payload, next_state="Notify", retry=[RETRY_SERVICE, RETRY_DIED])
     state["Catch"] = [
         {
             "ErrorEquals": ["States.ALL"],
             "Output": {
-                "run": _query("$run"),
+                "run": query("$run"),
                 "verdict": Verdict.WORKFLOW_FAILED.value,
-                "cause": _query("$string($states.errorOutput)"),
+                "cause": query("$string($states.errorOutput)"),
             },
             "Next": "Failed",
         }
@@ -231,26 +231,27 @@ def _report() -> Json:
     return state
 
 
-def _notify() -> Json:
+def notify(next_state: str) -> Json:
+    """Publishes the input's subject and message to the stack's topic; the input goes on as it is."""
     return {
         "Type": "Task",
         "Resource": "arn:${Partition}:states:::sns:publish",
         "Arguments": {
             "TopicArn": "${Topic}",
-            "Subject": _query("$states.input.subject"),
-            "Message": _query("$states.input.message"),
+            "Subject": query("$states.input.subject"),
+            "Message": query("$states.input.message"),
         },
-        "Output": _query("$states.input"),
+        "Output": query("$states.input"),
         "Retry": [{"ErrorEquals": ["States.TaskFailed"], "IntervalSeconds": 2, "MaxAttempts": 3, "BackoffRate": 2.0}],
         # a message that cannot be sent changes nothing about the run
-        "Catch": [{"ErrorEquals": ["States.ALL"], "Output": _query("$states.input"), "Next": "Outcome"}],
-        "Next": "Outcome",
+        "Catch": [{"ErrorEquals": ["States.ALL"], "Output": query("$states.input"), "Next": next_state}],
+        "Next": next_state,
     }
 
 
 def _cause() -> str:
     fields = ", ".join(f"'{field}': $states.input.{field}" for field in ("run", "verdict", "cause", "report"))
-    return _query(f"$string({{{fields}}})")
+    return query(f"$string({{{fields}}})")
 
 
 def definition() -> Json:
@@ -385,11 +386,19 @@ class Workflow(Construct):
 
 
 def _permissions(called: dict[str, PythonFunction], topic: sns.ITopic, encryption: Encryption) -> list[Permission]:
-    permissions = [
+    return [
         Permission(
             "CallFunctions", ("lambda:InvokeFunction",), tuple(f.function.function_arn for f in called.values())
         ),
         Permission("Notify", ("sns:Publish",), (topic.topic_arn,)),
+        *deliver_logs_and_traces(),
+        key_use(encryption.topic_key.key_arn),
+    ]
+
+
+def deliver_logs_and_traces() -> list[Permission]:
+    """What a state machine's role needs for its log group and for X-Ray."""
+    return [
         Permission(
             "DeliverLogs",
             (
@@ -417,5 +426,3 @@ def _permissions(called: dict[str, PythonFunction], topic: sns.ITopic, encryptio
             why="X-Ray's actions have no resource.",
         ),
     ]
-    permissions.append(key_use(encryption.topic_key.key_arn))
-    return permissions

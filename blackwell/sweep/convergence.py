@@ -216,7 +216,7 @@ def _block_length(values: Sequence[float]) -> int:
             if correlation < 0.05:
                 break
             time += 2 * correlation
-    return max(1, min(count // 8, max(math.ceil(count ** (1 / 3)), math.ceil(2 * time))))
+    return max(1, min(count // 8, max(math.ceil(math.cbrt(count)), math.ceil(2 * time))))
 
 
 def _blocks(values: Sequence[float]) -> int:
