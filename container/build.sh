@@ -2,7 +2,7 @@
 # Builds the training image, lets it prove itself, pushes it once. Started by CodeBuild in the root of the source.
 # The tag is the hash of the content, so a tag that is already there is this very image, and there is nothing to do.
 set -euo pipefail
-: "${REPOSITORY_URI:?}" "${REPOSITORY_NAME:?}" "${IMAGE_TAG:?}"
+: "${REPOSITORY_URI:?}" "${REPOSITORY_NAME:?}" "${IMAGE_TAG:?}" "${SBOM_BUCKET:?}" "${SBOM_KEY:?}"
 : "${BASE_REGISTRY:?}" "${BASE_REPOSITORY:?}" "${BASE_TAG:?}" "${TRANSFORMER_ENGINE:?}"
 image="$REPOSITORY_URI:$IMAGE_TAG"
 
@@ -52,6 +52,10 @@ docker build \
 
 echo "image: self-test"
 docker run --rm --entrypoint python "$image" container/selftest.py
+
+echo "image: list of what is in it"
+docker run --rm --entrypoint python "$image" container/sbom.py >sbom.json
+aws s3api put-object --bucket "$SBOM_BUCKET" --key "$SBOM_KEY" --body sbom.json --content-type application/json >/dev/null
 
 docker push "$image"
 echo "image: pushed $IMAGE_TAG, digest $(digest_of_tag)"

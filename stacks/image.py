@@ -10,6 +10,7 @@ from aws_cdk import aws_codebuild as codebuild
 from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs as logs
+from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
 
@@ -22,6 +23,8 @@ from stacks.registries import registry_account, registry_host
 from stacks.settings import Settings
 
 BUILDSPEC = "container/buildspec.yml"
+IMAGES_PREFIX = "images/"
+"""In the artifacts bucket: what is in each image, by its tag."""
 IMAGES_KEPT = 20
 BUILD_TIMEOUT = cdk.Duration.hours(3)
 """A Transformer Engine that has to be compiled takes more than an hour."""
@@ -30,7 +33,9 @@ BUILD_TIMEOUT = cdk.Duration.hours(3)
 class Image(Construct):
     """`repository`, `project` and `tag`."""
 
-    def __init__(self, scope: Construct, construct_id: str, *, settings: Settings, encryption: Encryption) -> None:
+    def __init__(
+        self, scope: Construct, construct_id: str, *, settings: Settings, encryption: Encryption, artifacts: s3.IBucket
+    ) -> None:
         super().__init__(scope, construct_id)
         base = settings.base_image
         arguments = {
@@ -66,7 +71,17 @@ class Image(Construct):
             removal_policy=cdk.RemovalPolicy.DESTROY,
         )
         self.role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("codebuild.amazonaws.com"))
-        allow(self.role, self._permissions(source, encryption, base.registry))
+        contents = f"{IMAGES_PREFIX}{self.tag}/sbom.json"
+        permissions = self._permissions(source, encryption, base.registry)
+        permissions.append(
+            Permission(
+                "ListOfContents",
+                ("s3:PutObject",),
+                (artifacts.arn_for_objects(f"{IMAGES_PREFIX}*"),),
+                why="One document per image, named by its tag, so that a new image needs no new permission.",
+            )
+        )
+        allow(self.role, permissions)
         self.project = codebuild.Project(
             self,
             "Project",
@@ -87,6 +102,8 @@ class Image(Construct):
                     "REPOSITORY_URI": self.repository.repository_uri,
                     "REPOSITORY_NAME": self.repository.repository_name,
                     "IMAGE_TAG": self.tag,
+                    "SBOM_BUCKET": artifacts.bucket_name,
+                    "SBOM_KEY": contents,
                 }.items()
             },
             cache=codebuild.Cache.local(codebuild.LocalCacheMode.DOCKER_LAYER),

@@ -38,7 +38,9 @@ class BlackwellTrainingStack(cdk.Stack):
         self.encryption = Encryption(self, "Encryption", settings=settings)
         self.network = Network(self, "Network", settings=settings, encryption=self.encryption)
         self.storage = Storage(self, "Storage", settings=settings, encryption=self.encryption)
-        self.image = Image(self, "Image", settings=settings, encryption=self.encryption)
+        self.image = Image(
+            self, "Image", settings=settings, encryption=self.encryption, artifacts=self.storage.artifacts
+        )
         self.roles = Roles(
             self, "Roles", settings=settings, encryption=self.encryption, storage=self.storage, image=self.image
         )

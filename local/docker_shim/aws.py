@@ -11,6 +11,7 @@ import base64
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jmespath  # type: ignore[import-untyped]
@@ -66,6 +67,7 @@ def _call(service: str, command: str, parameters: dict[str, list[str]], options:
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError
 
+    service = "s3" if service == "s3api" else service  # the command's name of S3's plain operations
     client = boto3.client(service, region_name=options.get("region") or None)  # type: ignore[call-overload]
     try:
         if (service, command) == ("ecr", "get-login-password"):
@@ -105,6 +107,8 @@ def _value(shape: Any, words: list[str]) -> Any:
     if shape.type_name in ("structure", "map"):
         return dict(pair.partition("=")[::2] for pair in ",".join(words).split(","))
     text = " ".join(words)
+    if shape.type_name == "blob":  # the command takes a file's name
+        return Path(text).read_bytes()
     if shape.type_name in ("integer", "long"):
         return int(text)
     return text.lower() == "true" if shape.type_name == "boolean" else text

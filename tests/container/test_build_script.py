@@ -28,6 +28,8 @@ elif name == "aws" and words[1] == "describe-images":
     if not pushed.exists():
         sys.exit("An error occurred (ImageNotFoundException) when calling the DescribeImages operation")
     print(pushed.read_text())
+elif name == "aws" and words[1] == fails:
+    sys.exit("An error occurred (AccessDenied)")
 elif name == "docker" and words[0] == "login":
     assert sys.stdin.read() == "secret\\n"
 elif name == "docker" and words[0] == fails:
@@ -56,12 +58,13 @@ class Build:
     def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
         (self._folder / "calls").unlink(missing_ok=True)
         return subprocess.run(
-            ["bash", "container/build.sh"], cwd=self._root, capture_output=True, text=True,
+            ["bash", str(self._root / "container" / "build.sh")], cwd=self._folder, capture_output=True, text=True,
             env={
                 "PATH": f"{self._folder / 'bin'}:{os.environ['PATH']}", "FAKE": str(self._folder),
                 "REPOSITORY_URI": f"{OWN}/images", "REPOSITORY_NAME": "images", "IMAGE_TAG": "0123",
                 "BASE_REGISTRY": AWS_OWN, "BASE_REPOSITORY": "pytorch", "BASE_TAG": "2.13-cu133-amzn2023-sagemaker",
-                "TRANSFORMER_ENGINE": "base", **environment,
+                "TRANSFORMER_ENGINE": "base", "SBOM_BUCKET": "artifacts", "SBOM_KEY": "images/0123/sbom.json",
+                **environment,
             },
         )  # fmt: skip
 
@@ -86,7 +89,9 @@ def test_logs_in_to_both_registries_in_their_region_then_builds_proves_pushes(bu
     assert f"docker login --username AWS --password-stdin {AWS_OWN}" in build.calls
     assert build.calls.count("aws ecr get-login-password --region eu-central-1") == 2
     order = [c.split()[1] for c in build.calls if c.startswith("docker") and "login" not in c]
-    assert order == ["build", "run", "push"]
+    assert order == ["build", "run", "run", "push"]
+    contents = "aws s3api put-object --bucket artifacts --key images/0123/sbom.json --body sbom.json"
+    assert any(c.startswith(contents) for c in build.calls)
     assert f"--build-arg BASE_REGISTRY={AWS_OWN}" in next(c for c in build.calls if c.startswith("docker build"))
     assert "digest sha256:abc" in done.stdout
 
@@ -97,6 +102,11 @@ def test_second_build_of_the_same_content_does_nothing_and_names_the_same_digest
     assert again.returncode == 0
     assert "digest sha256:abc" in again.stdout
     assert not [c for c in build.calls if c.startswith("docker")]
+
+
+def test_what_cannot_be_listed_is_not_pushed(build: Build) -> None:
+    assert build.run(FAKE_FAILS="put-object").returncode != 0
+    assert not build.pushed
 
 
 @pytest.mark.parametrize("phase", ["build", "run"])
