@@ -33,9 +33,9 @@ def offerings(
 
     if job is not None:
         from blackwell.planning import plan_job
-        from blackwell.spec import load_job_spec
+        from blackwell.spec_file import load_job_file
 
-        plan = plan_job(load_job_spec(job))
+        plan = plan_job(load_job_file(job))
         entry = plan.resolved.capacity[0]
         instance_type, count = entry.instance_type, entry.instance_count
         if days is None and plan.cost.expected_seconds is not None:

@@ -11,7 +11,8 @@ import typer
 
 from blackwell.findings import Finding, FindingsError
 from blackwell.planning import Facts, Plan, plan_job
-from blackwell.spec import JobSpec, load_job_spec
+from blackwell.spec import JobSpec
+from blackwell.spec_file import load_job_file
 
 app = typer.Typer(add_completion=False)
 
@@ -20,7 +21,7 @@ REFUSED = 2
 
 @app.command()
 def plan(
-    job: Annotated[Path, typer.Argument(help="Job spec, a JSON file.")],
+    job: Annotated[Path, typer.Argument(help="Job spec, JSON or YAML.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Print the formulas with numbers put in.")] = False,
     grid: Annotated[
@@ -33,7 +34,7 @@ def plan(
 ) -> None:
     """Plan a job without touching AWS. Exits 0 when it can run, 2 when findings refuse it."""
     try:
-        spec = load_job_spec(job)
+        spec = load_job_file(job)
         made = plan_job(spec, _facts(facts))
     except FindingsError as refused:
         _refuse(refused.findings, as_json=as_json)

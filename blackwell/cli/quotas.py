@@ -26,10 +26,10 @@ def quotas(
 
     wanted: dict[str, int] = dict.fromkeys(instance_types or _DEFAULT_TYPES, 1)
     if job is not None:
-        from blackwell.spec import load_job_spec
+        from blackwell.spec_file import load_job_file
 
         wanted = {}
-        for entry in load_job_spec(job).capacity:
+        for entry in load_job_file(job).capacity:
             wanted[entry.instance_type] = max(entry.instance_count, wanted.get(entry.instance_type, 0))
     with aws_errors():
         found, missing = read(clients(profile, region), wanted)

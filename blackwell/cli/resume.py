@@ -11,7 +11,8 @@ import typer
 from blackwell.cli.common import STAGE, AsJson, Profile, Region, Run, Stage, aws_errors, connect, fail, named, refuse
 from blackwell.cli.submit import Detach, Name, Yes, start
 from blackwell.findings import FindingsError
-from blackwell.spec import load_job_spec, parse_job_spec
+from blackwell.spec import parse_job_spec
+from blackwell.spec_file import load_job_file
 
 app = typer.Typer(add_completion=False)
 
@@ -47,7 +48,7 @@ def resume(
 
 
 def _document(job: Path) -> dict[str, Any]:
-    return load_job_spec(job).model_dump(mode="json", exclude_unset=True, by_alias=True)
+    return load_job_file(job).model_dump(mode="json", exclude_unset=True, by_alias=True)
 
 
 def _continued(document: dict[str, Any], run: str, steps: int | None) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from blackwell.cli.common import (
 )
 from blackwell.findings import FindingsError
 from blackwell.planning import Plan, plan_job
-from blackwell.spec import JobSpec, load_job_spec
+from blackwell.spec import JobSpec
+from blackwell.spec_file import load_job_file
 
 app = typer.Typer(add_completion=False)
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Start without asking.")]
@@ -35,7 +36,7 @@ Name = Annotated[str | None, typer.Option("--run", help="Name of the run; defaul
 
 @app.command()
 def submit(
-    job: Annotated[Path, typer.Argument(help="Job spec, a JSON file.", metavar="JOB.json")],
+    job: Annotated[Path, typer.Argument(help="Job spec, JSON or YAML.", metavar="JOB.json")],
     run: Name = None,
     yes: Yes = False,
     detach: Detach = False,
@@ -46,7 +47,7 @@ def submit(
 ) -> None:
     """Plan a job, show what it costs, start its run and follow it. Ctrl-C detaches, the run goes on."""
     try:
-        spec = load_job_spec(job)
+        spec = load_job_file(job)
     except FindingsError as refused:
         refuse(refused.findings, as_json=as_json)
     except OSError as error:
