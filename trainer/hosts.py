@@ -23,6 +23,8 @@ ENV_RENDEZVOUS = "BLACKWELL_RENDEZVOUS"
 """`host:port` where the hosts meet, in place of the first host's name; for hosts that share one machine."""
 ENV_STORE_FD = "BLACKWELL_STORE_FD"
 """File descriptor of the listening socket that rank 0 serves the rendezvous on; empty for the other ranks."""
+ENV_HOST = "BLACKWELL_HOST"
+"""This host's name for its workers: SageMaker's, which tells apart hosts that share one machine, too."""
 DEFAULT_PORT = 29_400
 AGREE_SECONDS = 300.0
 """How long a host waits for the others' word after its own workers ended."""

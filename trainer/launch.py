@@ -30,7 +30,7 @@ from blackwell.spec import ActivationCheckpointing
 from blackwell.telemetry import format_event
 from blackwell.trainer_config import TrainerConfig
 from blackwell.verdict import EXIT_CODES, RULES, FailureRecord, Remedy, Verdict, less_memory
-from trainer.hosts import ENV_STORE_FD, Council, Hosts, count_gpus, find_hosts, listen, network_environment
+from trainer.hosts import ENV_HOST, ENV_STORE_FD, Council, Hosts, count_gpus, find_hosts, listen, network_environment
 from trainer.judge import AGREED, judge
 from trainer.settings import ENV_OVERRIDES, ENV_RESTART, Places, read_config
 from trainer.signals import die_with_parent
@@ -129,6 +129,7 @@ class Launcher:
             "WORLD_SIZE": str(self.hosts.count * self.workers),
             "LOCAL_WORLD_SIZE": str(self.workers),
             "PYTHONUNBUFFERED": "1",
+            ENV_HOST: self.hosts.names[self.hosts.index],
             ENV_STATUS_DIR: str(folder),
             ENV_RESTART: str(self._count_start()),
             ENV_OVERRIDES: json.dumps(self.overrides),

@@ -32,11 +32,8 @@ def test_out_of_memory_restarts_with_less_memory_and_the_same_tokens(place: Call
     assert log.steps[-1].step == 6
 
 
-def test_lost_rank_restarts_in_place_and_repeats_nothing_else(place: Callable[..., Place]) -> None:
-    whole = place("whole", steps=6)
-    with launched(whole) as run:
-        assert run.wait() == 0
-        expected = run.log().by_step()
+def test_lost_rank_restarts_in_place_and_repeats_nothing_else(forks: ForkServer, place: Callable[..., Place]) -> None:
+    expected = forks.run(place("whole", steps=6)).by_step()
     job = place("job", steps=6, checkpoint__interval_steps=2, in_place_restarts=1)
     with launched(job, faults=[{"kind": "kill", "step": 5, "rank": 1}]) as run:
         assert run.wait() == 0, run.output.read_text()[-3000:]

@@ -35,7 +35,7 @@ def run_contract(folder: Path | None = None) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def newest() -> dict[str, Any]:
     return run_contract()
 

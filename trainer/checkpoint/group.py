@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from trainer.hosts import ENV_HOST
+
 T = TypeVar("T")
 
 _TIMEOUT = timedelta(hours=2)
@@ -34,7 +36,7 @@ class Group:
         if self.distributed and process_group is None:
             process_group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
         self.process_group = process_group
-        hosts = self.gather(socket.gethostname())
+        hosts = self.gather(os.environ.get(ENV_HOST) or socket.gethostname())
         self.hosts = len(set(hosts))
         self.host_leader = int(os.environ.get("LOCAL_RANK", hosts[:rank].count(hosts[rank]))) == 0
         """True for one rank of every host."""
