@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import shutil
 import subprocess
@@ -40,13 +41,34 @@ class Deployment:
     folder: Path
 
 
+class BusyError(RuntimeError):
+    """Another process has a deployment in the same folder."""
+
+
+@contextlib.contextmanager
+def _reserved(folder: Path) -> Iterator[None]:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise BusyError(f"another process works in {folder}: wait for it, or end it") from None
+        yield
+
+
 @contextlib.contextmanager
 def deployed(folder: Path, say: Say = lambda text: None) -> Iterator[Deployment]:
     """Start an embedded AWS in `folder` (emptied first), deploy the stack, upload data; end all of it afterwards.
 
     Raises:
+        BusyError: another process uses the folder.
         local.server.LocalAwsError, local.demo.cdk.CdkError, subprocess.CalledProcessError: with the log's last lines.
     """
+    with _reserved(folder):
+        yield from _deployed(folder, say)
+
+
+def _deployed(folder: Path, say: Say) -> Iterator[Deployment]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     assembly, log = folder / "cdk.out", folder / "cdk.log"

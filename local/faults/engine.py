@@ -90,7 +90,13 @@ class FaultEngine:
         return True
 
     def due(
-        self, job: str, step: int | None, second: float, start: set[int], kinds: tuple[type, ...] = TIMED
+        self,
+        job: str,
+        step: int | None,
+        second: float,
+        start: set[int],
+        status: str = "Training",
+        kinds: tuple[type, ...] = TIMED,
     ) -> list[Fault]:
         """Timed faults of a job whose moment has come; what is handed out counts as happened.
 
@@ -105,6 +111,7 @@ class FaultEngine:
                 at_second = fault.second is None or second >= fault.second
                 if (
                     number not in start
+                    and fault.status in (None, status)
                     and fault.concerns(job)
                     and at_step
                     and at_second

@@ -47,6 +47,7 @@ class _InTrainer(_OnJob):
 class _Timed(_Counted):
     step: int | None = Field(None, ge=0)
     second: float | None = Field(None, ge=0)
+    status: str | None = Field(None, description="only while the job has this SecondaryStatus")
 
     @model_validator(mode="after")
     def _one_moment(self) -> _Timed:

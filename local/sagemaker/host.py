@@ -402,7 +402,9 @@ class JobRun:
         return current
 
     def _due(self, kinds: tuple[type, ...] = TIMED) -> list[Fault]:
-        return self.host.faults.due(self.job.name, self.step, time.monotonic() - self.created, self.happened, kinds)
+        return self.host.faults.due(
+            self.job.name, self.step, time.monotonic() - self.created, self.happened, self._secondary(), kinds
+        )
 
     def _do(self, fault: Fault, containers: list[Container]) -> None:
         if isinstance(fault, Kill):
@@ -460,7 +462,8 @@ class JobRun:
     def _start_again(self, ending: Ending | None) -> End:
         back_after = ending.back_after if ending else 0.0
         if self.plan is not None and not (ending and ending.lost):
-            if self.plan.has_later(self.clock.now()):
+            now = self.clock.now()
+            if self.plan.window(now) or self.plan.has_later(now):
                 return End(again="Interrupted")
             return End(Status.STOPPED, "Stopped", message="The training plan's last reservation ended")
         if self.job.spot or (ending is not None and not ending.lost):
