@@ -9,6 +9,7 @@ from local.overlay.context import OverlayContext
 from local.overlay.seams import Seams
 
 MENDED = (
+    "hosts",
     "control",
     "unknown_services",
     "executions",
