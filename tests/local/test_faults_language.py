@@ -28,6 +28,11 @@ def test_every_kind_has_a_valid_example(kind: str) -> None:
     assert kind in [fault.kind for fault in model.parse_faults(data)]
 
 
+def test_every_kind_is_documented(repository_root: Path) -> None:
+    page = (repository_root / "docs" / "faults.md").read_text()
+    assert not [kind for kind in KINDS if f"`{kind}`" not in page]
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
