@@ -12,13 +12,14 @@ from blackwell.runs import RunStatus
 from blackwell.sweep.convergence import ConvergenceVerdict, Judgement
 from blackwell.sweep.report import Bound, Curves, PointReport, Ratio, SweepReport
 
-MOST_CURVES = 9
-"""Colours that can be told apart; the baseline has the first."""
-_STYLES = [f"s{number}" for number in range(MOST_CURVES)]
+_COLOURS = (8, 0, 1, 5, 6, 2, 4, 7)
+"""Of the style sheet's, in an order that keeps neighbours apart; the baseline is grey."""
+MOST_CURVES = len(_COLOURS)
+_STYLES = [f"s{number}" for number in _COLOURS]
 _CSS = "".join(
-    f"svg polyline.s{n}{{fill:none;stroke:var(--p{n});stroke-width:2}}svg circle.s{n}{{fill:var(--p{n})}}"
+    f"svg polyline.s{n}{{stroke:var(--p{n});stroke-width:2}}svg circle.s{n}{{fill:var(--p{n})}}"
     f".key.line.s{n}{{background:var(--p{n})}}"
-    for n in range(MOST_CURVES)
+    for n in _COLOURS
 )
 _BOUND_STYLE = {
     Bound.COMPUTE: "p0", Bound.MEMORY: "p5", Bound.COMMUNICATION: "p1", Bound.DATA: "p2", Bound.OVERHEAD: "p8",
@@ -176,12 +177,11 @@ def _speed(report: SweepReport) -> str:
             f"{point.mfu_percent:.1f} %" if point.mfu_percent is not None else "",
             f"{point.final_loss:.4f}" if point.final_loss is not None else "",
             str(point.convergence.verdict) if point.convergence else "",
-            point.run,
         )
         for point in _ranked(report)
     ]
     table = elements.table(
-        ("Point", "Run ended", "Tokens/s", "Memory peak", "Per 1e9 tokens", "MFU", "Final loss", "Loss is", "Run"),
+        ("Point", "Run ended", "Tokens/s", "Memory peak", "Per 1e9 tokens", "MFU", "Final loss", "Loss is"),
         rows,
         label="Points",
         numeric={2, 3, 4, 5, 6},

@@ -62,7 +62,7 @@ def test_page_shows_what_the_report_says(report: SweepReport) -> None:
 
 
 def test_page_escapes_what_comes_from_the_runs(report: SweepReport) -> None:
-    points = [p.model_copy(update={"cause": HOSTILE, "run": HOSTILE}) for p in report.points]
+    points = [p.model_copy(update={"axes": p.axes.model_copy(update={"precision": HOSTILE})}) for p in report.points]
     page = render_sweep_html(report.model_copy(update={"sweep": HOSTILE, "headline": HOSTILE, "points": points}))
     assert not {"script", "img"} & _Tags(page).seen
 
