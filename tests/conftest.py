@@ -1,6 +1,7 @@
 """What all tests share: no network but loopback, no surprises from the caller's AWS settings, no colours."""
 
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,14 @@ os.environ.update(
 def repository_root() -> Path:
     """The checkout under test."""
     return Path(__file__).parents[1]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, object, object]:
+    """Makes `xdist_group` work: pytest-xdist 3.8 writes the group to an attribute that pytest 9.2 no longer reads."""
+    result = yield
+    for item in items:
+        grouped = vars(item).get("_nodeid")
+        if grouped is not None and grouped != item.nodeid:
+            item._id = type(item.id).parse(grouped)  # type: ignore[attr-defined]
+    return result
