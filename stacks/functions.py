@@ -122,7 +122,9 @@ class Functions(Construct):
                 stop,
             ],
         )
-        self.await_job = self.add("await_job", [self.table("GetItem", "UpdateItem"), jobs])
+        self.await_job = self.add(
+            "await_job", [self.table("GetItem", "UpdateItem"), roles.read_jobs_permission(tags=False)]
+        )
         self.assess = self.add(
             "assess",
             [

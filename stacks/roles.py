@@ -172,11 +172,10 @@ class Roles(Construct):
             ),
         ]
 
-    def read_jobs_permission(self) -> Permission:
-        """To describe our jobs and read their tags."""
-        return Permission(
-            "ReadJobs", ("sagemaker:DescribeTrainingJob", "sagemaker:ListTags"), (self._jobs(),), why=_JOB_NAMES
-        )
+    def read_jobs_permission(self, *, describe: bool = True, tags: bool = True) -> Permission:
+        """To describe our jobs and to read their tags."""
+        actions = {"sagemaker:DescribeTrainingJob": describe, "sagemaker:ListTags": tags}
+        return Permission("ReadJobs", tuple(a for a, may in actions.items() if may), (self._jobs(),), why=_JOB_NAMES)
 
     def stop_jobs_permission(self) -> Permission:
         """To stop our jobs."""

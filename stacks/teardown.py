@@ -53,7 +53,7 @@ class Teardown(Construct):
             timeout=FUNCTION_TIMEOUT,
             memory_size=512,
             permissions=[
-                *_running_work(roles, image, state_machines),
+                *_running_work(roles, image, state_machines, settings),
                 *_data(storage, encryption, settings),
                 *_logs(stack, settings, late_groups),
             ],
@@ -105,7 +105,9 @@ def _groups_of_their_own(stack: cdk.Stack) -> list[str]:
     return [*functions, *projects]
 
 
-def _running_work(roles: Roles, image: Image, state_machines: Sequence[stepfunctions.StateMachine]) -> list[Permission]:
+def _running_work(
+    roles: Roles, image: Image, state_machines: Sequence[stepfunctions.StateMachine], settings: Settings
+) -> list[Permission]:
     stack = cdk.Stack.of(roles)
     return [
         Permission("Executions", ("states:ListExecutions",), tuple(m.state_machine_arn for m in state_machines)),
@@ -132,7 +134,8 @@ def _running_work(roles: Roles, image: Image, state_machines: Sequence[stepfunct
             ("*",),
             why="The action has no resource; jobs are then chosen by the stage's prefix and tag.",
         ),
-        roles.read_jobs_permission(),
+        # a job's control file is only looked for where its checkpoints are kept
+        roles.read_jobs_permission(describe=settings.retain_data),
         roles.stop_jobs_permission(),
         roles.delete_jobs_permission(),
     ]  # fmt: skip

@@ -171,7 +171,7 @@ def test_teardown_is_deleted_before_everything_else(template: Template) -> None:
 
 def test_outputs_that_clients_rely_on(template: Template) -> None:
     assert set(template["Outputs"]) == {
-        "StateMachineArn", "ArtifactsBucket", "CheckpointBucket", "RepositoryUri", "RunTable", "BuildProject",
+        "StateMachineArn", "SweepStateMachineArn", "ArtifactsBucket", "CheckpointBucket", "RepositoryUri", "RunTable", "BuildProject",
         "ExecutionRoleArn", "TopicArn", "DashboardName", "JobPrefix",
     }  # fmt: skip
 
@@ -252,8 +252,13 @@ def test_vpc_has_no_way_out_but_endpoints(template_of: Callable[..., Template]) 
     assert any(r["IpProtocol"] == "-1" and r.get("DestinationSecurityGroupId") == r["GroupId"] for r in rules)
 
 
-def test_state_machine_passes_both_validators(template: Template, repository_root: Path, tmp_path: Path) -> None:
-    (machine,) = resources(template, "AWS::StepFunctions::StateMachine").values()
+@pytest.mark.parametrize("which", ["Workflow", "Sweep"])
+def test_state_machine_passes_both_validators(
+    template: Template, repository_root: Path, tmp_path: Path, which: str
+) -> None:
+    machines = resources(template, "AWS::StepFunctions::StateMachine")
+    assert len(machines) == 2
+    (machine,) = (m for name, m in machines.items() if name.startswith(which))
     definition = machine["Properties"]["DefinitionString"]
     parts = definition["Fn::Join"][1] if isinstance(definition, dict) else [definition]
     text = "".join(p if isinstance(p, str) else "aws" for p in parts)
@@ -268,9 +273,11 @@ def test_state_machine_passes_both_validators(template: Template, repository_roo
         return subprocess.run([str(c) for c in command], capture_output=True, text=True, env=environment)
 
     done = run(bin_folder / "statelint", file)
-    # statelint 3.1.0 does not know that Seconds may be a JSONata expression, as the language's specification says
+    # statelint 3.1.0 does not know that these fields may be a JSONata expression, as the language's specification says
     wrong = [
-        line for line in done.stdout.splitlines()[1:] if not re.search(r'\.Seconds is "{%.*%}" but should be', line)
+        line
+        for line in done.stdout.splitlines()[1:]
+        if not re.search(r'\.(Seconds|MaxConcurrency) is "{%.*%}" but should be', line)
     ]
     assert [line for line in wrong if line.strip()] == []
     assert done.stderr == ""
