@@ -27,7 +27,7 @@ from trainer.profiling import ProfileWindow
 from trainer.progress import Progress
 from trainer.settings import Job
 from trainer.signals import StopFlag
-from trainer.state import snapshot
+from trainer.state import optimizer_step, snapshot
 from trainer.status import StatusFile
 from trainer.step import Outcome, Votes, exchange
 from trainer.watch.capacity import SHORT_INTERVAL_SECONDS, PlanEnd
@@ -212,18 +212,9 @@ class Session:
                 return
             if self.faults:
                 self.faults.before_save(step)
-            handle = self.store.save(step, self._state(), self._manifest(), block=block)
+            handle = self.store.save(step, snapshot(self.model, self.optimizer), self._manifest(), block=block)
         self.saved_step, self._saved_at = step, time.monotonic()
         self._stall += handle.stall_seconds
-
-    def _state(self) -> dict[str, Any]:
-        train = {
-            "progress": self.progress.state(),
-            "loss_scale": self.scale.state(),
-            "losses": self.losses.state(),
-            "data": self.fingerprint,
-        }
-        return snapshot(self.model, self.optimizer, train)
 
     def _manifest(self) -> dict[str, Any]:
         return {
@@ -232,7 +223,13 @@ class Session:
             "config_hash": self.job.model_hash,
             "precision": self.job.precision.value,
             "backend": self.backend,
-            "skips": list(self.progress.skips),
+            "train": {
+                "progress": self.progress.state(),
+                "optimizer_step": optimizer_step(self.optimizer),
+                "loss_scale": self.scale.state(),
+                "losses": self.losses.state(),
+                "data": self.fingerprint,
+            },
         }
 
     def validation_due(self) -> bool:

@@ -41,7 +41,7 @@ from trainer.progress import Progress
 from trainer.session import Session
 from trainer.settings import MODEL_CHANNEL, TRAIN_CHANNEL, VALIDATION_CHANNEL, Job, Places
 from trainer.signals import StopFlag
-from trainer.state import create_optimizer_state, snapshot, train_state
+from trainer.state import create_optimizer_state, set_optimizer_step, snapshot
 from trainer.status import StatusFile
 from trainer.step import forward_backward
 from trainer.watch.capacity import plan_end
@@ -139,7 +139,8 @@ def open_session(
     fingerprint = source.fingerprint() if source else {}
     loaded = _load(job, store, model, optimizer, log, backend)
     if loaded is not None:
-        state = train_state(loaded.state)
+        state = loaded.manifest.extra["train"]
+        set_optimizer_step(optimizer, state["optimizer_step"])
         progress.load(state["progress"])
         scale.load(state["loss_scale"])
         losses.load(state["losses"])
@@ -293,7 +294,7 @@ def _load(
     def state() -> dict[str, Any]:
         if not optimizer.state:
             create_optimizer_state(optimizer)
-        return snapshot(model, optimizer, {})
+        return snapshot(model, optimizer)
 
     skip = skip_request()
 
@@ -323,7 +324,7 @@ def _load(
                     )
                 ]
             )
-        if skip is not None and manifest.step >= skip[0] and skip[0] not in manifest.extra.get("skips", ()):
+        if skip is not None and manifest.step >= skip[0] and skip[0] not in _skips(manifest):
             return f"is not from before step {skip[0]}, where the run diverged"
         return None
 
@@ -354,6 +355,11 @@ def resume_warnings(job: Job, manifest: Manifest, backend: str) -> list[str]:
     if job.precision is Precision.FP8_DELAYED:
         said.append("the history of delayed scaling is not saved and starts anew: this resume is not bitwise exact")
     return said
+
+
+def _skips(manifest: Manifest) -> list[int]:
+    skips: list[int] = manifest.extra.get("train", {}).get("progress", {}).get("skips", [])
+    return skips
 
 
 def _control(log: Log) -> ControlFile | None:
