@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ WAIT_SCALE = 0.02
 """Waits and retry intervals of executions take this share of their time: a minute of backoff is 1.2 s."""
 GUARD_SECONDS = 3.0
 """Pause between two rounds of the guard, which its schedule calls every few minutes."""
+
+SETTINGS = {"SFN_WAIT_SCALE": str(WAIT_SCALE)}
+"""Environment of the server."""
 
 Say = Callable[[str], None]
 
@@ -72,9 +76,8 @@ def _deployed(folder: Path, say: Say) -> Iterator[Deployment]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     assembly, log = folder / "cdk.out", folder / "cdk.log"
-    data = threading.Thread(target=_prepare, args=(folder / "dataset", folder / "data.log"))
-    data.start()
-    with LocalAws(folder / "aws", environment={"SFN_WAIT_SCALE": str(WAIT_SCALE)}) as aws:
+    with ThreadPoolExecutor(1) as beside, LocalAws(folder / "aws", environment=SETTINGS) as aws:
+        data = beside.submit(_prepare, folder / "dataset", folder / "data.log")
         for text, words in (
             ("synthesising", ["synth", "--quiet", "--output", str(assembly), STACK]),
             ("bootstrapping", ["bootstrap", "--app", str(assembly)]),
@@ -83,7 +86,7 @@ def _deployed(folder: Path, say: Say) -> Iterator[Deployment]:
             say(text)
             cdk(words, root=PROJECT, environment=aws.environment, log=log)
         client = Client.from_stack(STACK, session=aws.session())
-        data.join()
+        data.result()
         for file in sorted((folder / "dataset").iterdir()):
             client.upload(file, f"{DATASET}{file.name}")
         with _guard_rounds(aws):
