@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import secrets
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,55 @@ def test_all_other_scenarios(deployment: Deployment) -> None:
 def test_soak(deployment: Deployment) -> None:
     """Every run ends with a verdict, none is lost, no job is left running, and what is completed is complete."""
     _carry_out(deployment, random_scenarios(SOAK_RUNS, SOAK_SEED))
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.xdist_group("scenarios")
+@pytest.mark.timeout(1800)
+def test_history_of_a_28_day_run_stays_short(deployment: Deployment) -> None:
+    """Step Functions ends an execution at 25,000 events; the clock is moved past the longest job there is."""
+    days = 28
+    limits = {"max_runtime_seconds": days * 86_400, "max_wait_seconds": days * 86_400}
+    scenario = Scenario(
+        scenario="four-weeks",
+        expected="runtime_exceeded",
+        job={
+            "training": {"steps": 1_000_000, "processes_per_instance": 1, "checkpoint": {"interval_steps": 1_000}},
+            "budget": None,
+        },
+    )
+    spec = scenario.spec()
+    spec["capacity"][0] |= limits
+    states, client = deployment.aws.client("stepfunctions"), deployment.client
+    run = f"four-weeks-{secrets.token_hex(3)}"
+    started = states.start_execution(
+        stateMachineArn=client.outputs.state_machine_arn, name=run, input=json.dumps(spec)
+    )["executionArn"]
+
+    def history() -> tuple[int, int]:
+        """(events, entries of AwaitJob)."""
+        pages = states.get_paginator("get_execution_history").paginate(executionArn=started)
+        events = [event for page in pages for event in page["events"]]
+        names = [e["stateEnteredEventDetails"]["name"] for e in events if "stateEnteredEventDetails" in e]
+        return len(events), names.count("AwaitJob")
+
+    def until(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 120
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    until(lambda: client.status(run).job_status == "Training")
+    waits = days * 4
+    for number in range(1, waits):
+        deployment.aws.advance_clock(6 * 3600 + 1)
+        until(lambda number=number: history()[1] > number)
+    states.stop_execution(executionArn=started)
+    until(lambda: client.status(run).ended)
+    events, awaited = history()
+    assert awaited == waits
+    assert events < 2_000
 
 
 def test_every_quick_scenario_needs_no_time_for_itself() -> None:
