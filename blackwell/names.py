@@ -55,10 +55,11 @@ def job_prefix(stage: str) -> str:
 def job_name(prefix: str, run: str, attempt: int) -> str:
     """The training job's name: `<prefix>-<run>-a<attempt>`, at most 63 legal characters, one to one with the run.
 
-    A short hash of the run is added whenever its name had to be changed or shortened.
+    A short hash of the run is added whenever its name had to be changed or shortened. In lower case: SageMaker writes
+    some ARNs so, and a lookup by such an ARN must find the job.
     """
     suffix = f"-a{attempt}"
-    legal = re.sub(r"-+$", "", re.sub(r"[^a-zA-Z0-9-]", "-", run)).lstrip("-")
+    legal = re.sub(r"-+$", "", re.sub(r"[^a-z0-9-]", "-", run.lower())).lstrip("-")
     room = JOB_NAME_MAX - len(prefix) - 1 - len(suffix)
     if legal != run or len(legal) > room:
         digest = hashlib.sha256(run.encode()).hexdigest()[:8]

@@ -14,6 +14,8 @@ RUN_IDS = st.from_regex(names.RUN_ID, fullmatch=True)
 
 def test_a_short_legal_run_keeps_its_name() -> None:
     assert names.job_name("blackwell-dev", "my-run", 2) == "blackwell-dev-my-run-a2"
+    upper, lower = (names.job_name("blackwell-dev", run, 1) for run in ("My-Run", "my-run"))
+    assert upper == upper.lower() != lower
 
 
 @given(run=RUN_IDS, attempt=st.integers(1, 20), prefix=st.sampled_from(["b", "blackwell-dev", "blackwell-" + "s" * 20]))

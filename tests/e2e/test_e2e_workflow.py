@@ -176,18 +176,18 @@ def test_a_run_of_28_days_stays_far_from_the_history_limit(runs: Runs) -> None:
     entry = {"kind": "on-demand", "instance_type": "ml.c7i.2xlarge", "max_runtime_seconds": MAX_RUNTIME_SECONDS}
     document = spec(steps=1_000_000, log_interval_steps=100) | {"capacity": [entry]}
     document.pop("budget")
-    runs.start(name, document)
+    arn = runs.start(name, document)
 
-    def entries() -> int:
-        events = runs.history(name)
-        return sum(e.get("stateEnteredEventDetails", {}).get("name") == "AwaitJob" for e in events)
+    def newest_wait() -> int:
+        """Number of the event with which AwaitJob was last entered; 0 while its task is not scheduled yet."""
+        events = runs.states.get_execution_history(executionArn=arn, reverseOrder=True, maxResults=30)["events"]
+        entered = [e["id"] for e in events if e.get("stateEnteredEventDetails", {}).get("name") == "AwaitJob"]
+        return max(entered, default=0) if entered and events[0]["id"] > max(entered) else 0
 
-    until(lambda: runs.client.attempts(name) and runs.client.attempts(name)[0].task_token, "the first wait")
-    rounds = int(28 * 24 / hours) - 1
-    for entered in range(1, rounds + 1):
-        until(lambda entered=entered: entries() >= entered, f"wait number {entered}")
+    before = until(newest_wait, "the first wait")
+    for number in range(int(28 * 24 / hours) - 1):
         runs.aws.advance_clock(AWAIT_SECONDS + 1)
-    until(lambda: entries() > rounds, "the last wait")
+        before = until(lambda seen=before: (n := newest_wait()) > seen and n, f"wait number {number + 2}")
     assert runs.client.status(name).execution_status == "RUNNING"
     assert len(runs.history(name)) < 2_000
     runs.client.stop(name)
