@@ -18,8 +18,8 @@ setup: $(VENV)/.ready ## create .venv, install Node and the CDK command line, bu
 $(VENV)/.ready: requirements.txt lambdas/requirements.txt package.json package-lock.json
 	@echo "setup: virtual environment, Node and CDK command line (about two minutes on a fresh machine)"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@$(PY) -m pip install --quiet -r requirements.txt
-	@npm ci --silent --no-audit --no-fund
+	@$(PY) -m pip install --quiet --quiet -r requirements.txt
+	@npm ci --loglevel=error --no-audit --no-fund
 	@$(PY) -m stacks.asset
 	@touch $(VENV)/.ready
 
