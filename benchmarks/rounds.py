@@ -12,6 +12,7 @@ import platform
 import random
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -62,6 +63,24 @@ def interleave(
         if sys.stderr.isatty():
             print(f"\rround {number + 1}/{rounds}", end="", file=sys.stderr, flush=True)
     return measured
+
+
+class Stopwatch:
+    """Wall and processor seconds of a block; processor seconds do not grow when the machine has other work.
+
+    Processor seconds are those of this process, all its threads together, without child processes.
+    """
+
+    wall: float
+    cpu: float
+
+    def __enter__(self) -> Stopwatch:
+        self._started = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wall = time.perf_counter() - self._started[0]
+        self.cpu = time.process_time() - self._started[1]
 
 
 def ratio(
