@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from blackwell.runs import AttemptStatus, RunStatus
-from blackwell.spec import MAX_RUNTIME_SECONDS
 from blackwell.verdict import Verdict
 from local.deployment import Deployment, deployed
-from stacks.workflow import AWAIT_SECONDS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(600)]
 
@@ -60,12 +58,6 @@ class Runs:
     def jobs(self) -> set[str]:
         pages = self.aws.client("sagemaker").get_paginator("list_training_jobs").paginate()
         return {job["TrainingJobName"] for page in pages for job in page["TrainingJobSummaries"]}
-
-    def history(self, name: str) -> list[Any]:
-        pages = self.states.get_paginator("get_execution_history").paginate(
-            executionArn=self.client.execution_arn(name)
-        )
-        return [event for page in pages for event in page["events"]]
 
     def builds(self) -> set[str]:
         return set(self.aws.client("codebuild").list_builds()["ids"])
@@ -167,28 +159,3 @@ def test_text_that_is_no_json_is_refused_or_rejected(runs: Runs) -> None:
     item = until(lambda: next((i for i in runs.client.runs() if i.run.startswith("dropped-")), None), "the dropped run")
     assert item.status is RunStatus.REJECTED
     assert {finding.id for finding in runs.client.findings(item.run)} <= {"BTS-002", "BTS-009"}
-
-
-@pytest.mark.slow
-def test_a_run_of_28_days_stays_far_from_the_history_limit(runs: Runs) -> None:
-    """Step Functions ends an execution at 25,000 events; the clock is moved, the job is a real one."""
-    name, hours = "month", AWAIT_SECONDS / 3600
-    entry = {"kind": "on-demand", "instance_type": "ml.c7i.2xlarge", "max_runtime_seconds": MAX_RUNTIME_SECONDS}
-    document = spec(steps=1_000_000, log_interval_steps=100) | {"capacity": [entry]}
-    document.pop("budget")
-    arn = runs.start(name, document)
-
-    def newest_wait() -> int:
-        """Number of the event with which AwaitJob was last entered; 0 while its task is not scheduled yet."""
-        events = runs.states.get_execution_history(executionArn=arn, reverseOrder=True, maxResults=30)["events"]
-        entered = [e["id"] for e in events if e.get("stateEnteredEventDetails", {}).get("name") == "AwaitJob"]
-        return max(entered, default=0) if entered and events[0]["id"] > max(entered) else 0
-
-    before = until(newest_wait, "the first wait")
-    for number in range(int(28 * 24 / hours) - 1):
-        runs.aws.advance_clock(AWAIT_SECONDS + 1)
-        before = until(lambda seen=before: (n := newest_wait()) > seen and n, f"wait number {number + 2}")
-    assert runs.client.status(name).execution_status == "RUNNING"
-    assert len(runs.history(name)) < 2_000
-    runs.client.stop(name)
-    until(lambda: (i := runs.client.item(name)) is not None and i.report_uri, "the report")
