@@ -239,7 +239,7 @@ class CheckpointStore:
             self._emit("checkpoint", step=handle.step, phase="complete", seconds=round(time.perf_counter() - started, 3),
                        bytes=manifest.total_bytes, asynchronous=not block)  # fmt: skip
             if self._direct or self._remote is None:
-                self._ledger.settle()
+                self._settling = self._settler.submit(self._ledger.settle)  # deleting may take longer than saving
             else:
                 self._next_settle = 0.0
         self._saved_step = handle.step
