@@ -14,7 +14,7 @@ COMMANDS: dict[str, str] = {
     "plan": "What a job spec means: memory, speed, time, cost, advice, findings.",
     "evaluate": "Score the planner on a table of measured configurations.",
     "calibrate": "Fit the planner's constants on a table, with cross-validation.",
-    "schema": "Print the JSON Schema of the job spec or the plan.",
+    "schema": "Print a JSON Schema: of job, plan, sweep, sweep report.",
     "prices": "Prices the planner uses, refreshed from an AWS price list.",
     "submit": "Plan a job, show its cost, start its run.",
     "runs": "List the runs of the stack.",

@@ -1,4 +1,4 @@
-"""`python -m blackwell schema job|plan`: the published JSON Schemas."""
+"""`python -m blackwell schema NAME`: the published JSON Schemas."""
 
 from __future__ import annotations
 
@@ -12,20 +12,33 @@ import typer
 
 app = typer.Typer(add_completion=False)
 
-NAMES = ("job", "plan")
+FILES: dict[str, str] = {
+    "job": "job-spec.schema.json",
+    "plan": "plan.schema.json",
+    "sweep": "sweep.schema.json",
+    "sweep-report": "sweep-report.schema.json",
+}
+"""Schema -> its file under docs/."""
 
 
 def document(name: str) -> dict[str, Any]:
-    """JSON Schema of the job spec or of the plan, with the attributes' docstrings as descriptions."""
+    """The JSON Schema, with the attributes' docstrings as descriptions."""
     from blackwell import findings, spec
     from blackwell.planning import plan, runs
+    from blackwell.report import model
+    from blackwell.sweep import convergence, expand, report
+    from blackwell.sweep import spec as sweep
 
     if name == "job":
         schema = spec.JobSpec.model_json_schema(mode="validation", by_alias=True)
-    else:
+    elif name == "sweep":
+        schema = sweep.SweepSpec.model_json_schema(mode="validation", by_alias=True)
+    elif name == "plan":
         schema = plan.Plan.model_json_schema(mode="serialization", by_alias=True)
+    else:
+        schema = report.SweepReport.model_json_schema(mode="serialization", by_alias=True)
     documents = {**schema.get("$defs", {}), schema["title"]: schema}
-    for module in (spec, findings, runs, plan):
+    for module in (spec, findings, runs, plan, sweep, expand, convergence, model, report):
         for class_name, descriptions in attribute_docstrings(module).items():
             properties = documents.get(class_name, {}).get("properties", {})
             for attribute, description in descriptions.items():
@@ -62,9 +75,9 @@ def text(name: str) -> str:
 
 
 @app.command()
-def schema(name: Annotated[str, typer.Argument(help="job or plan")] = "job") -> None:
-    """Print a JSON Schema; docs/job-spec.schema.json and docs/plan.schema.json are its output."""
-    if name not in NAMES:
-        typer.echo(f"unknown schema {name!r}; legal: {', '.join(NAMES)}", err=True)
+def schema(name: Annotated[str, typer.Argument(help=", ".join(FILES))] = "job") -> None:
+    """Print a JSON Schema; those under docs/ are its output."""
+    if name not in FILES:
+        typer.echo(f"unknown schema {name!r}; legal: {', '.join(FILES)}", err=True)
         raise typer.Exit(2)
     print(text(name), end="")
