@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,9 +28,13 @@ from blackwell.planning import Plan, plan_job
 from blackwell.spec import JobSpec
 from blackwell.spec_file import load_job_file
 
+if TYPE_CHECKING:
+    from blackwell.client import Client
+
 app = typer.Typer(add_completion=False)
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Start without asking.")]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Start, print the run's name, do not follow.")]
+Rehearse = Annotated[bool, typer.Option("--rehearse", help="First 20 steps on one instance; plan again from them.")]
 Name = Annotated[str | None, typer.Option("--run", help="Name of the run; default: the time.")]
 
 
@@ -40,6 +44,7 @@ def submit(
     run: Name = None,
     yes: Yes = False,
     detach: Detach = False,
+    rehearse: Rehearse = False,
     stage: Stage = STAGE,
     profile: Profile = None,
     region: Region = None,
@@ -52,7 +57,10 @@ def submit(
         refuse(refused.findings, as_json=as_json)
     except OSError as error:
         fail(f"{job} cannot be read: {error.strerror or error}", REFUSED)
-    start(spec, run, yes=yes, detach=detach, stage=stage, profile=profile, region=region, as_json=as_json)
+    start(
+        spec, run, yes=yes, detach=detach, rehearsed=rehearse, stage=stage, profile=profile, region=region,
+        as_json=as_json,
+    )  # fmt: skip
 
 
 def start(
@@ -65,6 +73,7 @@ def start(
     profile: str | None,
     region: str | None,
     as_json: bool,
+    rehearsed: bool = False,
 ) -> None:
     """Plans, asks, starts and follows; used by `resume` too."""
     try:
@@ -79,6 +88,8 @@ def start(
         _ask(plan)
     with aws_errors():
         client = connect(stage, profile, region)
+        if rehearsed:
+            run = _rehearse(client, plan, run, yes=yes, as_json=as_json)
         try:
             handle = client.submit(spec, run)
         except FindingsError as refused:
@@ -92,6 +103,22 @@ def start(
             from blackwell.cli.follow import Outlook, follow
 
             follow(client, handle.run, Outlook.of(plan), as_json=as_json)
+
+
+def _rehearse(client: Client, plan: Plan, run: str | None, *, yes: bool, as_json: bool) -> str:
+    """The rehearsal, and consent once more now that its figures are known; the run's name."""
+    from blackwell.cli.rehearse import rehearse
+    from blackwell.client import new_run_name
+
+    name = run or new_run_name()
+    revised = rehearse(client, plan, name, as_json=as_json)
+    budget = plan.resolved.budget
+    if budget is not None and revised.expected_usd is not None and revised.expected_usd > budget.max_cost_usd:
+        words = f"{money(revised.expected_usd)} is over the budget of {money(budget.max_cost_usd)}"
+        fail(f"after the rehearsal {words}; nothing else was started", REFUSED)
+    if not yes and not typer.confirm("Start the whole run?", default=False, err=True):
+        fail("the whole run was not started", REFUSED)
+    return name
 
 
 def _show(plan: Plan) -> None:

@@ -1,0 +1,49 @@
+"""`submit --rehearse`: 20 steps on one instance first, then the run's time and cost from what they measured."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from blackwell.cli.common import exit_code, fail, money, refuse
+from blackwell.planning import Plan, plan_job
+from blackwell.rehearsal import Revised, rehearsal_name, rehearsal_spec, revise
+from blackwell.report.words import duration
+from blackwell.runs import RunStatus
+
+if TYPE_CHECKING:
+    from blackwell.client import Client
+
+
+def rehearse(client: Client, plan: Plan, run: str, *, as_json: bool) -> Revised:
+    """Runs the rehearsal to its end and says what it means; leaves with the rehearsal's exit code where it failed."""
+    spec = rehearsal_spec(plan)
+    rehearsed = plan_job(spec)
+    if not rehearsed.ok:
+        refuse(rehearsed.findings, as_json=as_json)
+    name = client.submit(spec, rehearsal_name(run)).run
+    for progress in client.follow(name):
+        if not as_json:
+            print(f"rehearsal: {progress.line()}", flush=True)
+    state = client.status(name)
+    if state.status is not RunStatus.COMPLETED:
+        fail(f"the rehearsal {name} ended {state.verdict}: {state.cause or ''}; nothing else was started",
+             exit_code(state.status))  # fmt: skip
+    revised = revise(plan, rehearsed, json.loads(client.document(name, "report.json")))
+    if not as_json:
+        print("\n".join(lines(revised)))
+    return revised
+
+
+def lines(revised: Revised) -> list[str]:
+    """What was measured and what follows, in words."""
+    found = ["", "the rehearsal measured"]
+    if revised.memory_peak_gb is not None:
+        found.append(f"  peak memory   {revised.memory_peak_gb:.1f} GB (predicted {revised.predicted_peak_gb:.1f} GB)")
+    if revised.measured_tokens_per_second is not None:
+        found.append(f"  speed         {revised.measured_tokens_per_second:,.0f} tokens/s")
+    if revised.first_loss is not None and revised.final_loss is not None:
+        found.append(f"  loss          {revised.first_loss:.3f} -> {revised.final_loss:.3f}")
+    time = duration(revised.expected_seconds) if revised.expected_seconds is not None else "not known"
+    cost = money(revised.expected_usd) if revised.expected_usd is not None else "not known (no price)"
+    return [*found, f"so the whole run takes {time} and costs {cost} ({revised.basis})", ""]
