@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from blackwell.findings import FindingsError
 from trainer.data import IGNORED, Batch, BatchSource, Prefetcher, TokenDataset, open_dataset
+from trainer.data.dataset import streams
 
 LENGTH = 16
 TOKENS = 2_003
@@ -92,6 +93,22 @@ def test_positioned_reads_give_the_same_as_a_map(dataset: TokenDataset) -> None:
     with_map, without = (global_batch(BatchSource(d, LENGTH, 8, seed=1), 40, 1, 8) for d in (dataset, read))
     read.close()
     assert with_map == without
+
+
+def test_fastfile_channels_are_known_by_their_mount(tmp_path: Path) -> None:
+    channel, other = tmp_path / "input" / "data" / "train", tmp_path / "in put"
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        "/dev/nvme1n1 / ext4 rw 0 0\n"
+        f"s3-fuse {tmp_path}/input/data/train fuse.s3 ro 0 0\n"
+        f"other {tmp_path}/in\\040put fuse ro 0 0\n"
+        f"tmpfs {tmp_path}/input/data/train/local tmpfs rw 0 0\n"
+    )
+    assert streams(channel, mounts)
+    assert streams(other, mounts)
+    assert not streams(channel / "local", mounts)
+    assert not streams(tmp_path / "input" / "data", mounts)
+    assert not streams(channel, tmp_path / "none")
 
 
 def test_order_hash_names_the_global_batch(dataset: TokenDataset) -> None:

@@ -1,8 +1,8 @@
 """A prepared dataset folder, opened for reading: tokens of one split as if they were one long array.
 
 Works on SageMaker's File channels (a local download, memory-mapped) and on FastFile channels (a read-only FUSE mount
-that streams from S3): every read is one contiguous range of one sequence. Where the mount refuses a memory map, plain
-positioned reads are used; they also turn a failing mount into an OSError, where a map would kill the process.
+that streams from S3, with plain positioned reads): every read is one contiguous range of one sequence. Under a memory
+map a failing mount would kill the process without a word; a positioned read raises an OSError.
 """
 
 from __future__ import annotations
@@ -227,13 +227,27 @@ def _check_sizes(root: Path, manifest: DatasetManifest, split: str) -> None:
         raise FindingsError(findings)
 
 
-def open_dataset(root: Path, split: str, *, mapped: bool = True) -> TokenDataset | None:
+def streams(path: Path, mounts: Path = Path("/proc/self/mounts")) -> bool:
+    """Whether a path lies on a FUSE mount, as SageMaker's FastFile channels do."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    resolved = path.resolve()
+    best, kind = -1, ""
+    for fields in (line.split() for line in lines):
+        if len(fields) > 2 and resolved.is_relative_to(point := fields[1].replace("\\040", " ")) and len(point) >= best:
+            best, kind = len(point), fields[2]
+    return kind == "fuse" or kind.startswith("fuse.")
+
+
+def open_dataset(root: Path, split: str, *, mapped: bool | None = None) -> TokenDataset | None:
     """Opens a split of a dataset folder; None when the dataset has no such split.
 
     Args:
         root: the folder that holds manifest.json, such as /opt/ml/input/data/train.
         split: `train` or `validation`.
-        mapped: memory-map the shards; False uses positioned reads (for FastFile mounts that fail under a map).
+        mapped: memory-map the shards, or use positioned reads; None maps all but FUSE mounts.
 
     Raises:
         FindingsError: BTS-401 for a missing or unreadable manifest, BTS-402 for missing or truncated files, BTS-404
@@ -244,4 +258,4 @@ def open_dataset(root: Path, split: str, *, mapped: bool = True) -> TokenDataset
         if split == "train":
             raise FindingsError([Finding(id="BTS-404", path="data", message=f"{root} has no training tokens")])
         return None
-    return TokenDataset(root, manifest, split, mapped=mapped)
+    return TokenDataset(root, manifest, split, mapped=not streams(root) if mapped is None else mapped)
