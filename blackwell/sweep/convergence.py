@@ -134,7 +134,7 @@ def judge(
         found.reason = f"it ends {interval}: all of it above the tolerance of {tolerance:g}"
     elif gap + half <= tolerance and not _drifts(ratio, growth):
         found.verdict = ConvergenceVerdict.EQUIVALENT
-        found.reason = f"it ends {interval}: all of it within the tolerance of {tolerance:g}"
+        found.reason = f"it ends {interval}: at most the tolerance of {tolerance:g} above"
     elif gap + half <= tolerance:
         found.needs_steps = max(1, steps[-1] // 2)
         found.reason = (
