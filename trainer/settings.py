@@ -94,10 +94,17 @@ def read_config(places: Places, environment: Mapping[str, str] = os.environ) -> 
 
 
 def with_overrides(config: TrainerConfig, overrides: Mapping[str, Any]) -> TrainerConfig:
-    """The same settings with some training settings replaced."""
+    """The same settings with some training settings replaced; a key is a dotted path such as `parallel.accumulate`."""
     if not overrides:
         return config
-    training = TrainingSpec.model_validate({**config.training.model_dump(), **overrides})
+    document = config.training.model_dump()
+    for path, value in overrides.items():
+        *sections, key = path.split(".")
+        target = document
+        for section in sections:
+            target = target[section]
+        target[key] = value
+    training = TrainingSpec.model_validate(document)
     return config.model_copy(update={"training": training})
 
 

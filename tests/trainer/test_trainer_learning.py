@@ -85,6 +85,8 @@ def test_accumulation_and_world_size_change_no_loss(forks: ForkServer, place: Ca
     whole = losses("whole", 1, micro_batch_size=8)
     for name, world, micro in (("accumulated", 1, 2), ("two", 2, 4), ("two-accumulated", 2, 1)):
         assert losses(name, world, micro_batch_size=micro) == pytest.approx(whole, abs=1e-5)
+    every = losses("reduced-every-time", 2, micro_batch_size=1, parallel__accumulate="sharded")
+    assert every == pytest.approx(whole, abs=1e-5)
     sharded = losses("two-sharded", 2, micro_batch_size=1, parallel__accumulate="sharded")
     assert sharded == pytest.approx(whole, abs=1e-5)
 
