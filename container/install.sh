@@ -13,7 +13,8 @@ fi
 
 # Base images of PyTorch 2.9 ship a flash-attn that is linked against CUDA 12 beside CUDA 13 libraries. The loader is
 # told where CUDA 12's runtime is, in its own configuration: an environment variable would get lost in a start script.
-if pip show --quiet flash-attn 2>/dev/null && python -c "import flash_attn" 2>&1 | grep -q "libcudart.so.12"; then
+if pip show --quiet flash-attn 2>/dev/null && ! message=$(python -c "import flash_attn" 2>&1) &&
+  [[ $message == *libcudart.so.12* ]]; then
   pip install --no-cache-dir "nvidia-cuda-runtime-cu12==12.9.79"
   python - >/etc/ld.so.conf.d/cuda12-runtime.conf <<'PYTHON'
 from importlib.metadata import files

@@ -14,10 +14,12 @@ from lambdas.teardown import cfn
 
 def handler(event: dict[str, Any], context: Any) -> None:
     """CloudFormation's Create, Update and Delete."""
-    with cfn.answering(event, physical_id=event["ResourceProperties"]["LogGroupName"]):
+    physical_id = event.get("PhysicalResourceId") or "training-log-group"
+    with cfn.answering(event, physical_id=physical_id):
         if event["RequestType"] != "Delete":
+            name = event["ResourceProperties"]["LogGroupName"]
             logs = boto3.client("logs")
             try:
-                logs.create_log_group(logGroupName=event["ResourceProperties"]["LogGroupName"])
+                logs.create_log_group(logGroupName=name)
             except logs.exceptions.ResourceAlreadyExistsException:
                 return

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stack_templates import resources
 
 from blackwell.names import RUN_TAG, STACK_NAME, STAGE_TAG
 from blackwell.spec import load_job_spec
 from blackwell.trainer_config import ENV_RUN
-from local.demo.cdk import cdk
+from local.demo.cdk import CdkError, cdk
 from local.demo.inventory import Inventory, left_over, take
 from local.deployment import Deployment, deployed
+from local.server import LocalAws
 from stacks.synth import synthesise
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -92,3 +95,29 @@ def test_destroy_while_a_job_runs(tmp_path: Path, repository_root: Path) -> None
         # and what was half gone already does not stop a destroy
         _run_cdk(d, "destroy", STACK_NAME, "--app", str(prod), "--force")
         assert not [line for line in left_over({}, take(client)) if STACK_NAME.lower() in line.lower()]
+
+
+def test_rollback_of_a_failed_deploy_leaves_nothing(tmp_path: Path, repository_root: Path) -> None:
+    assembly = synthesise(into=tmp_path / "cdk.out")
+    file = assembly / f"{STACK_NAME}.template.json"
+    template = json.loads(file.read_text())
+    (adopter,) = resources(template, "Custom::TrainingLogGroup").values()
+    template["Resources"]["Late"] = {  # made last of all, and answers FAILED for want of its property
+        "Type": "Custom::Fails",
+        "Properties": {"ServiceToken": adopter["Properties"]["ServiceToken"], "ServiceTimeout": 60},
+        "DependsOn": list(template["Resources"]),
+    }
+    file.write_text(json.dumps(template))
+    with LocalAws(tmp_path / "aws") as aws:
+
+        def run(*words: str) -> None:
+            cdk(list(words), root=repository_root, environment=aws.environment, log=tmp_path / "cdk.log")
+
+        run("bootstrap", "--app", str(assembly))
+        before = take(aws.client)
+        with pytest.raises(CdkError):
+            run("deploy", STACK_NAME, "--app", str(assembly), "--require-approval", "never")
+        left = [line for line in left_over(before, take(aws.client)) if line != f"CloudFormation stack: {STACK_NAME}"]
+        assert left == []
+        run("destroy", STACK_NAME, "--app", str(assembly), "--force")
+        assert left_over(before, take(aws.client)) == []
