@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -218,8 +219,12 @@ def test_a_step_saved_again_is_not_durable_by_its_old_objects(tmp_path: Path, ur
 
 
 @pytest.mark.parametrize("damage", ["bit flip", "index missing", "truncated"])
-def test_a_damaged_local_file_is_taken_from_s3(tmp_path: Path, uri: str, damage: str) -> None:
-    local = tmp_path / "ck"
+def test_a_damaged_local_file_is_taken_from_s3(
+    tmp_path: Path, uri: str, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local, scratch = tmp_path / "ck", tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     save_steps(open_store(local), 1, 2)
     sync = SageMakerSync(local, S3Folder(uri))
     for name in sync.pending():
@@ -228,7 +233,7 @@ def test_a_damaged_local_file_is_taken_from_s3(tmp_path: Path, uri: str, damage:
     loaded = load(open_store(local, s3_uri=uri))
     assert loaded is not None
     assert loaded.step == 2
-    assert not list(tmp_path.glob(".*scratch*")), "nothing is left of the download"
+    assert not list(scratch.iterdir()), "nothing is left of the download"
 
 
 def test_a_store_that_cannot_ask_s3_does_not_start_from_scratch(tmp_path: Path, uri: str) -> None:

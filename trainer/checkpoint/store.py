@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import shutil
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -451,8 +453,10 @@ class CheckpointStore:
 
     def _load(self, candidate: Candidate, state_factory: Callable[[], State]) -> State:
         group = self._group
-        scratch = self._root.parent / f".{self._root.name}-scratch" / candidate.manifest.folder
-        files = candidate.files(self._root, scratch)
+        # /tmp is SageMaker's scratch space, on the same volume as the rest; the ranks of a host share the folder.
+        place = hashlib.sha256(f"{self._run} {self._root.resolve()}".encode()).hexdigest()[:16]
+        scratch = Path(tempfile.gettempdir()) / f"checkpoint-{place}"
+        files = candidate.files(self._root, scratch / candidate.manifest.folder)
         reader = VerifyingReader(files)
         state = state_factory()
         try:
@@ -463,7 +467,7 @@ class CheckpointStore:
         finally:
             group.barrier()
             if group.host_leader:
-                shutil.rmtree(scratch.parent, ignore_errors=True)
+                shutil.rmtree(scratch, ignore_errors=True)
         return state
 
     @staticmethod
