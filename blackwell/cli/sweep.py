@@ -42,6 +42,7 @@ app = typer.Typer(add_completion=False)
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Follow the sweep to its end and print the comparison.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Start without asking.")]
 PlanOnly = Annotated[bool, typer.Option("--plan", help="Show points and cost; start nothing.")]
+Stop = Annotated[bool, typer.Option("--stop", help="Stop the sweep of this name, and its runs.")]
 Html = Annotated[Path | None, typer.Option("--html", help="Write the report's page to this file.")]
 _SPEC_SUFFIXES = (".json", ".yaml", ".yml")
 
@@ -54,6 +55,7 @@ def sweep(
     watch: Watch = False,
     plan: PlanOnly = False,
     yes: Yes = False,
+    stop: Stop = False,
     html: Html = None,
     stage: Stage = STAGE,
     profile: Profile = None,
@@ -62,12 +64,14 @@ def sweep(
 ) -> None:
     """Plan a sweep, show what it costs and start it; points that are done already are not run again.
 
-    With a sweep's name: print its report.
+    With a sweep's name: print its report, follow it with --watch, or stop it with --stop.
     """
     if not given.lower().endswith(_SPEC_SUFFIXES):
         with aws_errors():
-            _show_report(_client(stage, profile, region), given, html, as_json=as_json)
+            _known(_client(stage, profile, region), given, html, watch=watch, stop=stop, as_json=as_json)
         return
+    if stop:
+        fail("--stop goes with a sweep's name", REFUSED)
     try:
         spec = load_spec_file(Path(given), parse_sweep_spec)
     except FindingsError as refused:
@@ -102,6 +106,19 @@ def _client(stage: str, profile: str | None, region: str | None) -> SweepClient:
     return SweepClient(StackOutputs.read(made, stack_name(stage)), made)
 
 
+def _known(client: SweepClient, name: str, html: Path | None, *, watch: bool, stop: bool, as_json: bool) -> None:
+    """What is done with a sweep that was started before."""
+    if stop:
+        client.stop(name)
+        print(f"stopped {name}; start it again to go on with what is missing")
+        return
+    handle = client.running(name)
+    if handle is not None and watch:
+        _watch(client, handle, html, as_json=as_json)
+    else:
+        _show_report(client, name, html, as_json=as_json)
+
+
 def _start(client: SweepClient, spec: SweepSpec, html: Path | None, *, watch: bool, as_json: bool) -> None:
     handle = client.submit(spec)
     if not watch:
@@ -110,14 +127,19 @@ def _start(client: SweepClient, spec: SweepSpec, html: Path | None, *, watch: bo
         else:
             print(f"started {handle.sweep}; its report, once it ends: python -m blackwell sweep {handle.sweep}")
         return
+    _watch(client, handle, html, as_json=as_json)
+
+
+def _watch(client: SweepClient, handle: SweepHandle, html: Path | None, *, as_json: bool) -> None:
+    """Follows the sweep to its end and prints its report; Ctrl-C leaves it running."""
     try:
         _follow(client, handle, quiet=as_json)
     except KeyboardInterrupt:
-        print(f"\ndetached; {handle.sweep} goes on", file=sys.stderr)
+        print(f"\ndetached; {handle.sweep} goes on (`sweep {handle.sweep} --watch`, `--stop`)", file=sys.stderr)
         raise typer.Exit(0) from None
-    status, cause = client.status(handle)
-    if status != "SUCCEEDED" and "NothingCompleted" not in (cause or "") and status != "FAILED":
-        fail(f"the sweep's execution ended {status}: {cause or ''}", FAILED)
+    failure = client.failure(handle)
+    if failure is not None:
+        fail(f"the sweep's execution ended {failure}", FAILED)
     _show_report(client, handle.sweep, html, as_json=as_json)
 
 

@@ -55,19 +55,33 @@ class SweepClient:
         Raises:
             FindingsError: it is running already.
         """
-        running = self._states.get_paginator("list_executions").paginate(
-            stateMachineArn=self._machine, statusFilter="RUNNING"
-        )
-        names = [str(execution["name"]) for page in running for execution in page["executions"]]
-        taken = [name for name in names if name.rpartition("-")[0] == spec.title]
-        if taken:
-            message = "wait for it, or stop its execution"
-            raise FindingsError([Finding(id="BTS-504", path="name", message=message, given=taken[0])])
+        taken = self.running(spec.title)
+        if taken is not None:
+            message = "wait for it (--watch), or stop it (--stop)"
+            raise FindingsError([Finding(id="BTS-504", path="name", message=message, given=taken.execution_arn)])
         document = spec.model_dump(mode="json", exclude_unset=True, by_alias=True)
         answer = self._states.start_execution(
             stateMachineArn=self._machine, name=f"{spec.title}-{secrets.token_hex(3)}", input=json.dumps(document)
         )
         return SweepHandle(spec.title, str(answer["executionArn"]))
+
+    def running(self, sweep: str) -> SweepHandle | None:
+        """The sweep's execution that runs now; None where none does."""
+        pages = self._states.get_paginator("list_executions").paginate(
+            stateMachineArn=self._machine, statusFilter="RUNNING"
+        )
+        for page in pages:
+            for execution in page["executions"]:
+                if execution["name"].rpartition("-")[0] == sweep:
+                    return SweepHandle(sweep, str(execution["executionArn"]))
+        return None
+
+    def stop(self, sweep: str) -> None:
+        """Stops the sweep and the runs that it started; what ended before is kept. Raises RunNotFound."""
+        handle = self.running(sweep)
+        if handle is None:
+            raise RunNotFound(f"no sweep {sweep!r} is running")
+        self._states.stop_execution(executionArn=handle.execution_arn, cause="stopped by the user")
 
     def follow(
         self, handle: SweepHandle, *, sleep: Callable[[float], None] = time.sleep
@@ -97,10 +111,12 @@ class SweepClient:
                 return
             sleep(POLL_SECONDS)
 
-    def status(self, handle: SweepHandle) -> tuple[str, str | None]:
-        """(status of the execution, why it failed)."""
+    def failure(self, handle: SweepHandle) -> str | None:
+        """Why the execution ended without a report; None where it has one, even if no run completed."""
         execution = self._states.describe_execution(executionArn=handle.execution_arn)
-        return str(execution["status"]), execution.get("cause")
+        if execution["status"] == "SUCCEEDED" or execution.get("error") == "NothingCompleted":
+            return None
+        return f"{execution['status']}: {execution.get('cause') or execution.get('error') or ''}"
 
     def record(self, sweep: str, point: str) -> PointRecord | None:
         """What the point's newest run measured; None before its end."""

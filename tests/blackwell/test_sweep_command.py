@@ -50,12 +50,15 @@ class FakeAws:
         return self
 
     def paginate(self, **_: Any) -> list[dict[str, Any]]:
-        return [{"executions": [{"name": name} for name in self.running]}]
+        return [{"executions": [{"name": name, "executionArn": f"arn:{name}"} for name in self.running]}]
 
     def start_execution(self, stateMachineArn: str, name: str, input: str) -> dict[str, str]:  # noqa: A002
         assert stateMachineArn == MACHINE
         self.started[name] = json.loads(input)
         return {"executionArn": f"arn:{name}"}
+
+    def stop_execution(self, executionArn: str, cause: str) -> None:
+        self.running.remove(executionArn.removeprefix("arn:"))
 
     def describe_execution(self, executionArn: str) -> dict[str, Any]:
         state = self.ends.pop(0) if len(self.ends) > 1 else self.ends[0]
@@ -233,6 +236,21 @@ class TestOnAStack:
         assert run("synthetic") == 3
         assert "Take fp8" in capsys.readouterr().out
         assert run("another") == 1
+
+    def test_follows_one_that_runs(self, aws: FakeAws, capsys: pytest.CaptureFixture[str]) -> None:
+        finished(aws)
+        aws.running = ["synthetic-abc123"]
+        assert run("synthetic", "--watch") == 3
+        assert "[6/6]" in capsys.readouterr().out
+        assert not aws.started
+
+    def test_stops_one_that_runs(self, aws: FakeAws, spec_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        aws.running = ["other-abc123", "synthetic-abc123"]
+        assert run("synthetic", "--stop") == 0
+        assert aws.running == ["other-abc123"]
+        assert run("synthetic", "--stop") == 1
+        assert "no sweep 'synthetic' is running" in capsys.readouterr().err
+        assert run(str(spec_file), "--stop") == 2
 
     def test_an_execution_that_was_stopped(
         self, aws: FakeAws, spec_file: Path, capsys: pytest.CaptureFixture[str]
