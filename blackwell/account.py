@@ -289,7 +289,19 @@ def _tagged(client: ClientFactory, stage: str) -> Iterator[Leftover]:
         service = arn.split(":")[2]
         if service == "sagemaker" and ":training-plan/" in arn:
             continue  # bought by a person, and not to be deleted by anybody
+        if service == "kms" and _waits_for_deletion(client, arn):
+            continue
         yield Leftover(f"{service}{_TAGGED}", arn, bills=service in ("s3", "ecr", "dynamodb", "kms", "sagemaker"))
+
+
+def _waits_for_deletion(client: ClientFactory, key: str) -> bool:
+    """A deleted key is unusable and costs nothing at once, but stays listed for days."""
+    from botocore.exceptions import ClientError
+
+    try:
+        return bool(client("kms").describe_key(KeyId=key)["KeyMetadata"]["KeyState"] == "PendingDeletion")
+    except ClientError:
+        return False  # may not be read: better one line too many
 
 
 def _stacks(client: ClientFactory, stack: str) -> Iterator[Leftover]:

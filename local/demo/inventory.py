@@ -64,6 +64,14 @@ def _rules(client: ClientFactory) -> Iterable[str]:
     yield from (rule["Name"] for rule in _pages(client("events"), "list_rules", "Rules"))
 
 
+def _keys(client: ClientFactory) -> Iterable[str]:
+    """Keys that can be used. A deleted key is unusable and free at once, but listed until its waiting time is over."""
+    kms = client("kms")
+    for key in _pages(kms, "list_keys", "Keys"):
+        if kms.describe_key(KeyId=key["KeyId"])["KeyMetadata"]["KeyState"] != "PendingDeletion":
+            yield key["KeyId"]
+
+
 def _executions(client: ClientFactory) -> Iterable[str]:
     sfn = client("stepfunctions")
     for machine in _pages(sfn, "list_state_machines", "stateMachines"):
@@ -104,5 +112,5 @@ _LISTERS: dict[str, Callable[[ClientFactory], Iterable[str]]] = {
     "alarm": _simple("cloudwatch", "describe_alarms", "MetricAlarms", "AlarmName"),
     "dashboard": _simple("cloudwatch", "list_dashboards", "DashboardEntries", "DashboardName"),
     "training job": _simple("sagemaker", "list_training_jobs", "TrainingJobSummaries", "TrainingJobName"),
-    "key": _simple("kms", "list_keys", "Keys", "KeyId"),
+    "key": _keys,
 }
