@@ -22,7 +22,7 @@ from trainer import s3
 from trainer.checkpoint.group import describe
 from trainer.checkpoint.manifest import FileEntry
 
-_CHUNK_BYTES = 32 << 20
+_CHUNK_BYTES = 8 << 20
 """Bytes hashed at once. Large, because every piece costs two turns of the interpreter lock."""
 _S3_PART_BYTES = 32 << 20
 """S3 takes 10,000 parts an object: 320 GB a rank."""
