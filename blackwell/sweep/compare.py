@@ -297,13 +297,13 @@ def _explanation(report: SweepReport) -> list[str]:
     failed = [p for p in report.points if p.status is None or p.status.value != "COMPLETED"]
     if failed:
         text.append(
-            f"{len(failed)} runs did not complete: "
+            f"{len(failed)} {'run' if len(failed) == 1 else 'runs'} did not complete: "
             + "; ".join(f"{p.axes.words()} ({p.verdict or 'no verdict'})" for p in failed[:5])
             + ("; ..." if len(failed) > 5 else "")
             + ". Start the sweep again to run these only."
         )
     if report.dropped:
-        text.append(f"{len(report.dropped)} combinations were dropped before the start; the reasons stand below.")
+        text.append(f"Combinations dropped before the start: {len(report.dropped)}; the reasons stand below.")
     return text
 
 
