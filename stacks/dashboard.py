@@ -80,12 +80,16 @@ class Dashboard(Construct):
 
     def _algorithm(self, title: str, metric: str, unit: str) -> cloudwatch.GraphWidget:
         """From SageMaker's metric definitions; the job's name carries the stage's prefix."""
-        what = f'{{{SAGEMAKER_NAMESPACE},TrainingJobName}} MetricName="{metric}" {self._settings.job_prefix}'
+        what = f'{{"{SAGEMAKER_NAMESPACE}",TrainingJobName}} MetricName="{metric}" {self._ours("TrainingJobName")}'
         return self._search(title, f"SEARCH('{what}', 'Average', 60)", unit, THIRD)
 
     def _instance(self, title: str, metric: str, unit: str) -> cloudwatch.GraphWidget:
-        what = f'{{{SAGEMAKER_NAMESPACE},Host}} MetricName="{metric}" {self._settings.job_prefix}'
+        what = f'{{"{SAGEMAKER_NAMESPACE}",Host}} MetricName="{metric}" {self._ours("Host")}'
         return self._search(title, f"SEARCH('{what}', 'Average', 60)", unit, THIRD)
+
+    def _ours(self, dimension: str) -> str:
+        """Terms that the job prefix's words be in the dimension's value; unquoted terms match words, not phrases."""
+        return " ".join(f"{dimension}={word}" for word in self._settings.job_prefix.split("-"))
 
     def _guard(self, title: str, metric: str, unit: str, limit: float | None) -> cloudwatch.GraphWidget:
         what = f'{{{METRIC_NAMESPACE},Run,Stage}} MetricName="{metric}" Stage="{self._settings.stage}"'

@@ -75,17 +75,21 @@ class Settings(BaseModel):
     data_buckets: tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")], ...] = ()
     """Other buckets that jobs may read training data from."""
     log_retention_days: LogRetention = 30
+    """Of the functions', builds' and workflow's logs; the jobs' log group belongs to the account."""
     old_checkpoint_days: Annotated[int, Field(ge=1, le=3650)] = 30
     """Checkpoint versions that were replaced or pruned are deleted after this many days."""
     kms: bool = False
     """A key of our own with rotation for buckets, table, topic and logs, instead of the services' keys."""
     vpc: VpcSettings | None = None
+    """`true`, or {cidr, availability_zones}: jobs run in private subnets of a network of the stack's own."""
     network_isolation: bool = False
     """Jobs without any network: checkpoints by SageMaker's sync only, no control file."""
     alarm_email: Annotated[str, Field(pattern=r"^[^@\s]+@[^@\s]+\.[^@\s]+$")] | None = None
+    """Gets every alarm and every run's end, once it has confirmed the subscription."""
     guard_minutes: Annotated[int, Field(ge=1, le=60)] = 5
     """How often the guard looks after running jobs."""
     base_image: BaseImage = BaseImage()
+    """`newest`, `published` (PyTorch 2.9.0 with Transformer Engine 2.11.0), or {repository, tag, transformer_engine, registry}."""
     base_image_check_days: Annotated[int, Field(ge=0, le=31)] = 7
     """How often to look for a newer base image; 0 never."""
     silence_minutes: Annotated[int, Field(ge=5, le=720)] = 30

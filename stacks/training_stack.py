@@ -127,5 +127,9 @@ class BlackwellTrainingStack(cdk.Stack):
             "DashboardName": self.dashboard.dashboard.dashboard_name,
             "JobPrefix": settings.job_prefix,
         }
+        if settings.retain_data:
+            outputs["RetainedData"] = (
+                f"{outputs['CheckpointBucket']} and {outputs['ArtifactsBucket']} stay after cdk destroy"
+            )
         for name, value in outputs.items():
             cdk.CfnOutput(self, f"Output{name}", value=value).override_logical_id(name)
