@@ -66,11 +66,8 @@ def model_trainer(request: dict[str, Any]) -> Any:
     from sagemaker.train.model_trainer import ModelTrainer
 
     algorithm = request["AlgorithmSpecification"]
-    compute = {
-        "volume_size_in_gb": None,  # the SDK's default is a volume, also where the instance has disks of its own
-        **snake(request["ResourceConfig"]),
-        "enable_managed_spot_training": request["EnableManagedSpotTraining"],
-    }
+    # where our request names no volume the SDK adds 30 GB; instances with disks of their own do without it
+    compute = snake(request["ResourceConfig"]) | {"enable_managed_spot_training": request["EnableManagedSpotTraining"]}
     network = snake(request.get("VpcConfig", {}))
     if "EnableNetworkIsolation" in request:
         network["enable_network_isolation"] = request["EnableNetworkIsolation"]
