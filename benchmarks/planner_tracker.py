@@ -2,15 +2,19 @@
 
 The trainer's model is built, sharded and stepped on fake CPU tensors in a fake process group of eight ranks, so attention
 runs in FP32 as it does on CPU, and the planner is told so. What a GPU adds (allocator, workspaces, quantized copies) is not seen, so it is compared with the planner's allocated memory of the
-variant with PyTorch layers. `python -m benchmarks.planner_tracker` prints the comparison.
+variant with PyTorch layers. `python -m benchmarks.planner_tracker` prints the comparison and keeps it in
+results/planner_tracker.json, from where docs/planner.md shows it.
 """
 
 from __future__ import annotations
 
+import datetime
+import json
 import sys
 import time
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 from blackwell.hardware import GB, GPUS
 from blackwell.model import PRESETS, ModelShape
@@ -21,6 +25,7 @@ from blackwell.spec import ActivationCheckpointing, Precision
 
 WORLD = 8
 STACK = "blackwell-torch"
+RESULT = Path(__file__).parent / "results" / "planner_tracker.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +102,27 @@ def planned_peak_gb(case: Case) -> float:
 
 
 def main() -> int:
+    import torch
+
     start_fake_ranks()
+    rows = []
     print(f"{'configuration':<36}{'planner GB':>12}{'tracker GB':>12}{'difference':>12}{'tracker s':>11}")
     for case in sample():
         started = time.perf_counter()
         tracked = tracked_peak_gb(case)
         seconds = time.perf_counter() - started
         planned = planned_peak_gb(case)
+        rows.append({"configuration": case.name(), "planner_gb": planned, "tracker_gb": tracked})
         print(
             f"{case.name():<36}{planned:>12.2f}{tracked:>12.2f}{100 * (planned / tracked - 1):>11.1f}%{seconds:>11.1f}"
         )
+    document = {
+        "benchmark": "planner_tracker",
+        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
+        "torch": torch.__version__,
+        "rows": rows,
+    }
+    RESULT.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
