@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from benchmarks.rounds import ROUNDS, Stopwatch, interleave, ratio, record
+from benchmarks.rounds import Stopwatch, interleave, ratio, record
 from trainer.data import BatchSource, open_dataset
 from trainer.data.manifest import DATASET_MANIFEST, DatasetManifest, Shard, SideFile, Split
 
@@ -26,6 +26,7 @@ LENGTH = 1_024
 MICRO_BATCH = 8
 BATCHES = 500
 GOAL = 5.0
+ROUNDS = 15
 
 
 class MappedTokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -55,14 +56,14 @@ def write_tokens(root: Path) -> Path:
     return root / "train-00000.bin"
 
 
-def rate(batches: Iterator[Any], cpu: list[float] | None) -> float:
-    """Tokens per second over BATCHES batches, the first left out; per processor second into `cpu`."""
+def rate(batches: Iterator[Any], cpu: list[float] | None, count: int = BATCHES) -> float:
+    """Tokens per second over `count` batches, the first left out; per processor second into `cpu`."""
     next(batches)
     with Stopwatch() as watch:
-        for _ in range(BATCHES):
+        for _ in range(count):
             inputs, labels = next(batches)
             assert inputs.shape == labels.shape == (MICRO_BATCH, LENGTH)
-    tokens = BATCHES * MICRO_BATCH * LENGTH
+    tokens = count * MICRO_BATCH * LENGTH
     if cpu is not None:
         cpu.append(tokens / watch.cpu)
     return tokens / watch.wall
@@ -87,7 +88,7 @@ def main() -> int:
         def loader(kind: Any, workers: int) -> Callable[[], float]:
             def measure() -> float:
                 batches = iter(kind(peers, batch_size=MICRO_BATCH, shuffle=True, num_workers=workers))
-                return rate(batches, None if workers else cpu[kind.__name__])
+                return rate(batches, None, BATCHES // 10) if workers else rate(batches, cpu[kind.__name__])
 
             return measure
 
@@ -98,7 +99,7 @@ def main() -> int:
             "DataLoader, 0 workers": loader(DataLoader, 0),
             "DataLoader, 2 workers": loader(DataLoader, 2),
         }
-        measured = interleave(contenders)
+        measured = interleave(contenders, rounds=ROUNDS)
     for kind in ("StatefulDataLoader", "DataLoader"):
         both = zip(measured[f"{kind}, 0 workers"], measured[f"{kind}, 2 workers"], strict=True)
         measured[f"{kind}, best"] = [max(pair) for pair in both]

@@ -29,7 +29,10 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One micro batch of one rank. M = micro batch size, L = sequence length."""
+    """One micro batch of one rank. M = micro batch size, L = sequence length.
+
+    Inputs and labels may be overlapping views of the same memory: read them, do not write to them.
+    """
 
     inputs: torch.Tensor
     """int64 [M, L] token ids."""
@@ -158,8 +161,12 @@ class BatchSource:
     def _rows(self, samples: Indices) -> Batch:
         length, dataset = self.seq_length, self.dataset
         rows, short = dataset.rows(samples, length)
-        # Converted all at once: a call per row would cost more than the conversion.
-        inputs, labels = rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64)
+        # Converted all at once, for inputs and labels together: nothing else here costs as much.
+        tokens = rows.astype(np.int64)
+        inputs, labels = tokens[:, :-1], tokens[:, 1:]
+        if not (short or dataset.has_loss_mask or self.document_mask):
+            return Batch(torch.from_numpy(inputs), torch.from_numpy(labels))
+        labels = labels.copy()
         for row, known in short:
             labels[row, known:] = IGNORED
         if dataset.has_loss_mask:
