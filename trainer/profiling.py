@@ -30,6 +30,8 @@ def kind_of(name: str) -> str:
     return next((kind for kind, pattern in KINDS if pattern.search(name)), "other")
 
 
+MEMORY_ENTRIES = 100_000
+"""Allocator events kept for the memory snapshot of a window (pytorch.org/memory_viz shows it)."""
 Span = tuple[float, float]
 
 
@@ -102,6 +104,8 @@ class ProfileWindow:
             activities.append(ProfilerActivity.CUDA)
         self._first, self._profile = step, profile(activities=activities)
         self._profile.start()
+        if self._device.type == "cuda" and self._writes:
+            torch.cuda.memory._record_memory_history(max_entries=MEMORY_ENTRIES)
 
     def after_step(self, step: int, last_step: int) -> dict[str, Any] | None:
         """Fields of the `profile` event when the window has just closed."""
@@ -113,6 +117,10 @@ class ProfileWindow:
         current.stop()
         steps = step - self._first + 1
         trace = self._folder / f"trace-{step:08d}.json.gz"
+        if self._writes and self._device.type == "cuda":
+            self._folder.mkdir(parents=True, exist_ok=True)
+            torch.cuda.memory._dump_snapshot(str(self._folder / f"memory-{step:08d}.pickle"))  # type: ignore[no-untyped-call]
+            torch.cuda.memory._record_memory_history(enabled=None)
         if self._writes:
             self._folder.mkdir(parents=True, exist_ok=True)
             current.export_chrome_trace(str(trace))

@@ -234,7 +234,8 @@ class ForkServer:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=10)
+        self._process.kill()  # its children are gone; an interpreter full of torch takes seconds to leave by itself
+        self._process.wait()
 
     def start(
         self,
