@@ -214,8 +214,12 @@ class Launcher:
             str(detail.get("activation_checkpointing", ActivationCheckpointing.NONE.value)),
             int(detail.get("micro_batch_size", 1)),
         )
+        if change is None:
+            return None
+        if "micro_batch_size" in change:  # more accumulation must not bring whole gradients with it
+            change["parallel.accumulate"] = "sharded"
         # The global batch is pinned, also where the job left it to follow from the micro batch.
-        return change and {**change, "global_batch_size": detail["global_batch_size"]}
+        return {**change, "global_batch_size": detail["global_batch_size"]}
 
     def _final(self, record: FailureRecord) -> FailureRecord:
         """Told to stop, the launcher never answers `completed` for less than all steps, nor blames the hardware."""

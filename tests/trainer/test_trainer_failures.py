@@ -20,7 +20,12 @@ def test_out_of_memory_restarts_with_less_memory_and_the_same_tokens(place: Call
         log = run.log()
     assert [e["overrides"] for e in log.of("restart")] == [
         {"activation_checkpointing": "full", "global_batch_size": 8},
-        {"activation_checkpointing": "full", "global_batch_size": 8, "micro_batch_size": 2},
+        {
+            "activation_checkpointing": "full",
+            "global_batch_size": 8,
+            "micro_batch_size": 2,
+            "parallel.accumulate": "sharded",
+        },
     ]
     assert {e["remedy"] for e in log.of("restart")} == {"less_memory"}
     assert [(e["step"], e["phase"], e["bytes"]) for e in log.of("out_of_memory")] == [(3, "step", 3 * 2**30)] * 2

@@ -67,7 +67,9 @@ def test_out_of_memory_on_one_host_changes_both(place: Callable[..., Place]) -> 
     with two_hosts(place, faults, steps=3, activation_checkpointing="full", in_place_restarts=2) as runs:
         assert [run.wait() for run in runs] == [0, 0], runs[0].output.read_text()[-3000:]
         logs = [run.log() for run in runs]
-    assert [log.of("restart")[0]["overrides"] for log in logs] == [{"micro_batch_size": 1, "global_batch_size": 8}] * 2
+    assert [log.of("restart")[0]["overrides"] for log in logs] == [
+        {"micro_batch_size": 1, "global_batch_size": 8, "parallel.accumulate": "sharded"}
+    ] * 2
 
 
 def test_sigterm_on_one_host_stops_both(place: Callable[..., Place]) -> None:

@@ -198,10 +198,11 @@ def test_auto_settings_without_a_planner() -> None:
 
 def test_overrides_of_the_launcher_keep_the_rest() -> None:
     before = config(micro_batch_size=4, global_batch_size=16)
-    after = with_overrides(before, {"micro_batch_size": 2, "activation_checkpointing": "full"})
+    after = with_overrides(before, {"micro_batch_size": 2, "parallel.accumulate": "sharded"})
     job = decide(after, 2, {})
-    assert (job.micro_batch_size, job.accumulation, job.recompute) == (2, 4, "full")
+    assert (job.micro_batch_size, job.accumulation, job.training.parallel.accumulate) == (2, 4, "sharded")
     assert after.training.learning_rate == before.training.learning_rate
+    assert after.training.parallel.reshard_after_forward is True
 
 
 def test_model_hash_tells_models_apart_and_ignores_the_rest() -> None:
