@@ -6,6 +6,7 @@ python -m benchmarks.planner_report --check    exits 1 when the page differs fro
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,8 @@ from blackwell.planning.table import Row, read_table, scored
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "blackwell/planning/data/measured.csv"
 PAGE = ROOT / "docs/planner.md"
+CALCULON = ROOT / "benchmarks/results/planner_calculon.json"
+TRACKER = ROOT / "benchmarks/results/planner_tracker.json"
 PLOTS = {"planner-memory.svg", "planner-speed.svg", "planner-sources.svg"}
 BEGIN, END = "<!-- planner-report: begin -->", "<!-- planner-report: end -->"
 
@@ -204,6 +207,58 @@ def peer_section(rows: Sequence[Row], predictions: Sequence[Prediction]) -> str:
     return table_of(lines) + "\n\n" + table_of(speed)
 
 
+def seed_section(rows: Sequence[Row]) -> str:
+    """The published 1B example, with the shipped constants."""
+    lines = [
+        [
+            "published 1B example (24 layers x 2048, workload layers, MXFP8, 8 x B200)",
+            "published",
+            "planned",
+            "difference",
+        ]
+    ]
+    for row in rows:
+        c = row.configuration
+        if c is not None and "seed" in row.uses and row.memory_gb:
+            value = memory(c, all_constants()[c.stack].memory).allocated
+            words = f"checkpointing {c.checkpointing}, micro batch {c.micro_batch:.0f}, sequence {c.seq_length}"
+            lines.append(
+                [words, f"{row.memory_gb:.1f} GB", f"{value:.2f} GB", f"{100 * (value / row.memory_gb - 1):+.1f} %"]
+            )
+    return table_of(lines)
+
+
+def tracker_section() -> str:
+    """Our own trainer: the planner against torch's FSDPMemTracker, as the last run of the benchmark left it."""
+    kept = json.loads(TRACKER.read_text(encoding="utf-8"))
+    rows = [["our trainer, PyTorch layers, 8 ranks", "planner, allocated", "FSDPMemTracker", "difference"]]
+    for r in kept["rows"]:
+        rows.append(
+            [
+                r["configuration"], f"{r['planner_gb']:.2f} GB", f"{r['tracker_gb']:.2f} GB",
+                f"{100 * (r['planner_gb'] / r['tracker_gb'] - 1):+.1f} %",
+            ]
+        )  # fmt: skip
+    return f"torch {kept['torch']}, {kept['date']}, nothing fitted:\n\n" + table_of(rows)
+
+
+def calculon_section() -> str:
+    """Calculon on the rows that it models, as the last run of the benchmark left it."""
+    kept = json.loads(CALCULON.read_text(encoding="utf-8"))
+    lines = [
+        ["rows that Calculon models", "rows", "Calculon: MAPE", "median", "this planner, unseen groups: MAPE", "median"]
+    ]
+    for kind in ("memory", "speed"):
+        known = [r[kind] for r in kept["rows"] if r[kind]]
+        cells = [kind, str(len(known))]
+        for i in (0, 1):
+            errors = sorted(abs(x[i] / x[2] - 1) for x in known)
+            cells += [f"{100 * sum(errors) / len(errors):.1f} %", f"{100 * errors[len(errors) // 2]:.1f} %"]
+        lines.append(cells)
+    words = f"Calculon at commit {kept['commit'][:12]}, {kept['date']}; it refused {kept['refused']} further rows, most for its own memory limit:"
+    return words + "\n\n" + table_of(lines)
+
+
 def constants_section() -> str:
     """The fitted constants of memory, by stack."""
     names = ("saved", "selective", "live", "gradients", "allocator", "logits", "fixed_gb", "gathered_inputs")
@@ -345,6 +400,9 @@ def documents() -> Iterator[tuple[Path, str]]:
             score_section(seen, unseen),
             "## Peers on the same rows",
             peer_section(rows, predictions),
+            calculon_section(),
+            tracker_section(),
+            seed_section(rows),
             "## By source, unseen groups, percent",
             source_section(unseen),
             "![Predicted against measured memory](planner-memory.svg)",

@@ -36,8 +36,9 @@ MEMORY_WIDTHS: dict[str, float] = {
 SPEED_WIDTHS: dict[str, float] = {
     "ampere_matmul": 0.15, "hopper_matmul": 0.15, "blackwell_matmul": 0.15, "hopper_fp8_matmul": 0.2,
     "blackwell_fp8_matmul": 0.2, "rowwise": 0.2, "mxfp8_matmul": 0.2, "nvfp4_matmul": 0.25, "ampere_attention": 0.3,
-    "hopper_attention": 0.3, "blackwell_attention": 0.3, "bandwidth": 0.2, "compiled_elementwise": 0.3, "quantize": 0.5,
-    "network": 0.3, "exposed": 0.7, "launch_us": 0.7, "tensor_launch_us": 1.0, "step_ms": 0.7,
+    "hopper_attention": 0.3, "blackwell_attention": 0.3, "bandwidth": 0.2, "eager_elementwise": 0.4,
+    "compiled_elementwise": 0.3, "quantize": 0.5,
+    "network": 0.3, "exposed": 0.7, "launch_us": 0.6, "tensor_launch_us": 1.0, "step_ms": 0.7,
 }  # fmt: skip
 STACK_PRIORS: dict[str, dict[str, float]] = {
     # nanotron's pipelines: seconds per micro batch grow with the tensor ranks once they cross nodes, with the nodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -125,13 +126,10 @@ def grid_svg(points: Sequence[Point]) -> str:
         f'<text x="{(left + width - right) / 2:.0f}" y="{height - 12}" text-anchor="middle">peak memory per GPU, GB</text>',
         f'<text x="16" y="{height / 2:.0f}" text-anchor="middle" transform="rotate(-90 16 {height / 2:.0f})">tokens/s per GPU</text>',
     ]
-    for i in range(6):
-        parts.append(
-            f'<text x="{x(high * i / 5):.1f}" y="{height - bottom + 16}" text-anchor="middle">{high * i / 5:.0f}</text>'
-        )
-        parts.append(
-            f'<text x="{left - 6}" y="{y(fastest * i / 5) + 4:.1f}" text-anchor="end">{fastest * i / 5:,.0f}</text>'
-        )
+    for tick in _ticks(high):
+        parts.append(f'<text x="{x(tick):.1f}" y="{height - bottom + 16}" text-anchor="middle">{tick:,.0f}</text>')
+    for tick in _ticks(fastest):
+        parts.append(f'<text x="{left - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:,.0f}</text>')
     for p in points:
         if p.memory_gb > high:
             continue
@@ -154,3 +152,11 @@ def grid_svg(points: Sequence[Point]) -> str:
         parts.append(f'<text x="{width - right + 32}" y="{top + 20 * index + 4}">{precision}</text>')
     parts.append("</svg>")
     return "\n".join(parts) + "\n"
+
+
+def _ticks(highest: float) -> Iterator[float]:
+    """Round numbers from 0 to the highest, four to ten of them."""
+    power = 10.0 ** math.floor(math.log10(highest))
+    step = next(s for s in (0.2 * power, 0.5 * power, power) if highest / s <= 10)
+    for i in range(int(highest / step) + 1):
+        yield i * step

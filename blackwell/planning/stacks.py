@@ -225,6 +225,8 @@ class SpeedConstants:
     blackwell_attention: float = 0.3
     bandwidth: float = 0.8
     """Share of the memory bandwidth that elementwise kernels and operands reach."""
+    eager_elementwise: float = 1.5
+    """Times the elementwise bytes where plain PyTorch runs norms, rotations and activations in many passes."""
     compiled_elementwise: float = 0.5
     """Times the elementwise bytes where a compiler fuses kernels."""
     quantize: float = 1.0

@@ -37,6 +37,8 @@ METRICS = frozenset({"max_allocated", "max_reserved", "peak_active", "unknown"})
 DEFAULT_VOCABULARY = 51_200
 """Megatron's padded GPT-2 vocabulary, where a table of GPT shapes leaves it out."""
 FAR_OVER = 1.25
+POWER_LIMITED = 0.85
+"""Clock where a table says that power was limited but not by how much."""
 MAX_TABLE_ROWS = 1_000_000
 
 GIB_PER_GB = 1e9 / 2**30
@@ -409,6 +411,8 @@ def _settings(c: Configuration, cells: _Cells) -> Configuration:
     for word in ("tensorwise", "rowwise", "current", "delayed", "blockwise"):
         if word in precision:
             changes["recipe"] = word
+    if "power-limited" in lowered:
+        changes["gpu"] = replace(c.gpu, sustained=c.gpu.sustained * POWER_LIMITED)
     if "bf16 tail" in precision:
         changes["quantized_layers"] = 0.85
     if (found := re.search(r"layers 0-(\d+) NVFP4", notes)) and c.precision is Precision.NVFP4:

@@ -138,7 +138,9 @@ def _stage_speed(c: Configuration, k: SpeedConstants, stack: Stack, stage: Stage
     attention = tokens * 2 * c.seq_length * a / tp / (peak16 * k.attention(gpu))
     along = tp if layout.sequence_parallel else 1
     elements = tokens * (12 * h / along + 2 * (a + 2 * kv) / tp + 2 * (ups + f) / tp)
-    elementwise = 2 * elements / hbm * (k.compiled_elementwise if c.compiled or stack.compiled_by_default else 1.0)
+    compiled = c.compiled or stack.compiled_by_default
+    passes = k.compiled_elementwise if compiled else 1.0 if stack.fused_kernels else k.eager_elementwise
+    elementwise = 2 * elements / hbm * passes
     quantize = 0.0
     if share:
         passes = 2 + copy + (2 if c.recipe in ("tensorwise", "current", "rowwise") else 0)
@@ -174,27 +176,7 @@ def _stage_speed(c: Configuration, k: SpeedConstants, stack: Stack, stage: Stage
         tensor = layers * around * passes / bandwidth(c, k, tp, 1) * (0.5 if c.asynchronous_tensor else 1.0)
     micro = compute + tensor
 
-    # Data ranks.
-    parameters = (layers * s.layer_parameters + (s.embedding_parameters if stage.head or stage.embedding else 0)) / tp
-    exposed = 0.0
     accumulation = max(1.0, c.accumulation)
-    shards = layout.shards
-    if layout.zero >= 3:
-        reduced = REDUCED_BYTES / (accumulation if c.accumulate_locally else 1)
-        moved = (stack.compute_bytes * (2 if c.reshard else 1) + reduced) * parameters * (shards - 1) / shards
-        seconds = moved / bandwidth(c, k, shards, tp)
-        replicas = layout.data * layout.context / shards
-        if replicas > 1:
-            part = 2 * 4 * parameters / shards * (replicas - 1) / replicas
-            seconds += part / bandwidth(c, k, int(replicas), tp * shards)
-        exposed = accumulation * (k.exposed * seconds + max(0.0, (1 - k.exposed) * seconds - micro))
-    elif layout.data > 1:
-        moved = 2 * stack.compute_bytes * parameters * (layout.data - 1) / layout.data
-        seconds = moved / bandwidth(c, k, layout.data * layout.context, tp)
-        # Hidden behind the last backward pass and the pipeline's draining.
-        hidden = 0.6 * micro + micro * (pp - 1) / layout.virtual
-        exposed = k.exposed * seconds + max(0.0, (1 - k.exposed) * seconds - hidden)
-
     passes = 2 + recomputed
     per_pass = k.launch_us * (1.4 if share else 1.0) + k.tensor_launch_us * (tp - 1)
     if pp > 1 and crosses_nodes(c, layout.ranks):
@@ -207,6 +189,27 @@ def _stage_speed(c: Configuration, k: SpeedConstants, stack: Stack, stage: Stage
         paced += k.unsharded_node_ms * 1e-3 * layout.ranks / c.gpus_per_node
     paced += retry
     launch = accumulation * (paced - micro)
+    # Data ranks.
+    parameters = (layers * s.layer_parameters + (s.embedding_parameters if stage.head or stage.embedding else 0)) / tp
+    exposed = 0.0
+    share_exposed = min(1.0, k.exposed)
+    shards = layout.shards
+    if layout.zero >= 3:
+        reduced = REDUCED_BYTES / (accumulation if c.accumulate_locally else 1)
+        moved = (stack.compute_bytes * (2 if c.reshard else 1) + reduced) * parameters * (shards - 1) / shards
+        seconds = moved / bandwidth(c, k, shards, tp)
+        replicas = layout.data * layout.context / shards
+        if replicas > 1:
+            part = 2 * 4 * parameters / shards * (replicas - 1) / replicas
+            seconds += part / bandwidth(c, k, int(replicas), tp * shards)
+        exposed = accumulation * (share_exposed * seconds + max(0.0, (1 - share_exposed) * seconds - paced))
+    elif layout.data > 1:
+        moved = 2 * stack.compute_bytes * parameters * (layout.data - 1) / layout.data
+        seconds = moved / bandwidth(c, k, layout.data * layout.context, tp)
+        # Hidden behind the last backward pass and the pipeline's draining.
+        hidden = 0.6 * paced + paced * (pp - 1) / layout.virtual
+        exposed = share_exposed * seconds + max(0.0, (1 - share_exposed) * seconds - hidden)
+
     bubble = 0.0
     if pp > 1:
         bubble = paced * (pp - 1) / layout.virtual

@@ -55,6 +55,7 @@ def test_memory_does_not_grow_with_the_shards(c: Configuration, factor: int) -> 
 @FAST
 @given(configurations())
 def test_checkpointing_never_costs_memory_of_saved_activations(c: Configuration) -> None:
+    c = replace(c, layout=replace(c.layout, pipeline=1))  # which stage is the fullest may change with it
     none = memory(replace(c, checkpointing=ActivationCheckpointing.NONE), constants(c.stack).memory)
     full = memory(replace(c, checkpointing=ActivationCheckpointing.FULL), constants(c.stack).memory)
     assert full.activations <= none.activations * (1 + 1e-9)
