@@ -64,7 +64,7 @@ def _core_modules(root: Path, importers: list[Path]) -> set[Path]:
 def _imported(file: Path, root: Path) -> Iterator[str]:
     """Names that may be modules of blackwell, as absolute dotted names."""
     package = file.relative_to(root).with_suffix("").parts[:-1]
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), filename=str(file))):
+    for node in _that_run(ast.parse(file.read_text(encoding="utf-8"), filename=str(file))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -72,6 +72,27 @@ def _imported(file: Path, root: Path) -> Iterator[str]:
             module = ".".join(part for part in (base, node.module or "") if part)
             yield module
             yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def _that_run(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node but those under `if TYPE_CHECKING:`, which never runs."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            for other in node.orelse:
+                yield other
+                yield from _that_run(other)
+            continue
+        yield node
+        yield from _that_run(node)
+
+
+def _run(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes that may run: not what stands under `if TYPE_CHECKING`."""
+    yield node
+    skipped = node.body if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING") else []
+    for child in ast.iter_child_nodes(node):
+        if child not in skipped:
+            yield from _run(child)
 
 
 def _module_files(root: Path, name: str) -> Iterator[Path]:

@@ -26,7 +26,9 @@ def tree(tmp_path: Path) -> Path:
         "trainer/launch.py": "from blackwell import spec\nfrom trainer.tests import helper\n",
         "trainer/tests/helper.py": "import blackwell.unused\n",
         "trainer/__pycache__/launch.pyc": "compiled",
-        "blackwell/__init__.py": "",
+        "blackwell/__init__.py": (
+            "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from blackwell.unused import x\n"
+        ),
         "blackwell/spec.py": "from .model import Shape\n",
         "blackwell/model.py": "Shape = 1\n",
         "blackwell/unused.py": "",
