@@ -66,10 +66,10 @@ def graphs(client: Any, body: dict[str, Any], *, begun: datetime, ended: datetim
         properties = widget["properties"]
         axis = properties.get("yAxis", {}).get("left", {})
         lines = []
-        for metric, statistic in _metrics(properties["metrics"], known):
+        for label, metric, statistic in _metrics(properties["metrics"], known):
             points = _points(client, metric, statistic, begun, ended)
             if points:
-                lines.append(Line(_label(metric), points))
+                lines.append(Line(label, points))
         found.append(
             Graph(
                 properties["title"], axis.get("label", ""), widget["x"], widget["y"], widget["width"], widget["height"],
@@ -79,18 +79,19 @@ def graphs(client: Any, body: dict[str, Any], *, begun: datetime, ended: datetim
     return found
 
 
-def _metrics(rows: list[list[Any]], known: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], str]]:
-    """(metric, statistic) of every row of a widget: named metrics, and what its SEARCH expressions find."""
+def _metrics(rows: list[list[Any]], known: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """(label, metric, statistic) of every row of a widget: named metrics, and what its SEARCH expressions find."""
     for row in rows:
         options = row[-1] if isinstance(row[-1], dict) else {}
         if "expression" in options:
             for metric in search(options["expression"], known):
-                yield metric, _parsed(options["expression"])["statistic"]
+                yield _label(metric), metric, _parsed(options["expression"])["statistic"]
         else:
             words = [word for word in row if not isinstance(word, dict)]
             dimensions = [{"Name": n, "Value": v} for n, v in zip(words[2::2], words[3::2], strict=True)]
             statistic = options.get("stat", "Average")
-            yield {"Namespace": words[0], "MetricName": words[1], "Dimensions": dimensions}, statistic
+            metric = {"Namespace": words[0], "MetricName": words[1], "Dimensions": dimensions}
+            yield options.get("label") or words[1], metric, statistic
 
 
 def _parsed(expression: str) -> re.Match[str]:
@@ -138,8 +139,7 @@ def _points(
 
 
 def _label(metric: dict[str, Any]) -> str:
-    values = [d["Value"] for d in metric["Dimensions"] if d["Name"] != "Stage"]
-    return " ".join(values) or str(metric["MetricName"])
+    return " ".join(d["Value"] for d in metric["Dimensions"] if d["Name"] != "Stage")
 
 
 def picture(drawn: list[Graph]) -> str:
