@@ -37,7 +37,7 @@ from trainer.train import train
 
 RANKS = 2
 STEPS = 2
-ROUNDS = 45
+ROUNDS = 120
 GOAL = 0.97
 HYPERPARAMETERS = {
     "model.hidden_size": "160",
