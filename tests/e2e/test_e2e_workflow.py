@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 from blackwell.runs import AttemptStatus, RunStatus
 from blackwell.verdict import Verdict
-from local.deployment import Deployment, deployed
+from local.deployment import Deployment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(600)]
 
@@ -64,13 +64,12 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    with deployed(tmp_path_factory.mktemp("e2e")) as deployment:
-        found = Runs(deployment)
-        # two at once that need the same image, which is missing
-        found.start("first", spec())
-        found.start("second", spec(seed=7))
-        yield found
+def runs(deployment: Deployment) -> Runs:
+    found = Runs(deployment)
+    # two at once that need the same image, which is missing unless scenarios came first
+    found.start("first", spec())
+    found.start("second", spec(seed=7))
+    return found
 
 
 def test_two_at_once_share_one_build_and_both_finish(runs: Runs) -> None:
