@@ -65,7 +65,8 @@ def test_out_of_memory_saves_memory_with_the_same_tokens_per_step() -> None:
 
 
 def test_out_of_memory_with_an_odd_batch() -> None:
-    job = spec(training={"micro_batch_size": 15, "global_batch_size": 15, "activation_checkpointing": "full"})
+    batches = {"micro_batch_size": 15, "global_batch_size": 15, "activation_checkpointing": "full"}
+    job = spec(training=batches, capacity=[CPU])  # without a model of the GPU's memory, every rung is tried
     decision = decide(job, [attempt(1, Verdict.OUT_OF_MEMORY)], now=NOW)
     assert decision.overrides["micro_batch_size"] == 5
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from blackwell.verdict import Verdict
-from local.deployment import Deployment, deployed
+from local.deployment import Deployment
 from local.faults.model import Faults, parse_faults
 from local.scenarios.model import ANY_VERDICT, Scenario, load_matrix, merge
 from local.scenarios.runner import run_all
@@ -46,12 +46,6 @@ def test_the_same_seed_makes_the_same_soak() -> None:
     assert {scenario.expected for scenario in first} == {ANY_VERDICT}
 
 
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with deployed(tmp_path_factory.mktemp("scenarios") / "deployed") as made:
-        yield made
-
-
 def _carry_out(deployment: Deployment, scenarios: list[Scenario], workers: int = 2) -> None:
     results = run_all(deployment, scenarios, workers=workers)
     wrong = [result for result in results if result.problems]
@@ -60,8 +54,8 @@ def _carry_out(deployment: Deployment, scenarios: list[Scenario], workers: int =
 
 
 @pytest.mark.e2e
-@pytest.mark.xdist_group("scenarios")
-@pytest.mark.timeout(600)
+@pytest.mark.xdist_group("e2e")
+@pytest.mark.timeout(1200)
 def test_quick_scenarios(deployment: Deployment) -> None:
     """A representative dozen."""
     _carry_out(deployment, [scenario for scenario in MATRIX if scenario.quick])
@@ -69,7 +63,7 @@ def test_quick_scenarios(deployment: Deployment) -> None:
 
 @pytest.mark.slow
 @pytest.mark.e2e
-@pytest.mark.xdist_group("scenarios")
+@pytest.mark.xdist_group("e2e")
 @pytest.mark.timeout(3600)
 def test_all_other_scenarios(deployment: Deployment) -> None:
     _carry_out(deployment, [scenario for scenario in MATRIX if not scenario.quick])
@@ -77,7 +71,7 @@ def test_all_other_scenarios(deployment: Deployment) -> None:
 
 @pytest.mark.slow
 @pytest.mark.e2e
-@pytest.mark.xdist_group("scenarios")
+@pytest.mark.xdist_group("e2e")
 @pytest.mark.timeout(3600)
 def test_soak(deployment: Deployment) -> None:
     """Every run ends with a verdict, none is lost, no job is left running, and what is completed is complete."""
@@ -86,7 +80,7 @@ def test_soak(deployment: Deployment) -> None:
 
 @pytest.mark.slow
 @pytest.mark.e2e
-@pytest.mark.xdist_group("scenarios")
+@pytest.mark.xdist_group("e2e")
 @pytest.mark.timeout(1800)
 def test_history_of_a_28_day_run_stays_short(deployment: Deployment) -> None:
     """Step Functions ends an execution at 25,000 events; the clock is moved past the longest job there is."""
