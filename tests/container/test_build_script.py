@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-TOOLS = '''#!{python}
+TOOLS = '''#!/usr/bin/env python3
 """A stand-in for docker and the aws command: writes down what it is asked, knows images by their tag."""
 import os, sys
 from pathlib import Path
@@ -52,7 +51,7 @@ class Build:
         tools = folder / "bin"
         tools.mkdir()
         for name in ("docker", "aws"):
-            (tools / name).write_text(TOOLS.replace("{python}", sys.executable))
+            (tools / name).write_text(TOOLS)
             (tools / name).chmod(0o755)
 
     def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
