@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from blackwell.client import Client
 from rich.console import Console
 from rich.table import Table
 
+from blackwell.client import Client
 from blackwell.names import DATASETS_PREFIX
 from blackwell.spec import load_job_spec
 from local.demo import dataset, inventory

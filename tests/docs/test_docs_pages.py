@@ -18,7 +18,22 @@ from blackwell.planning import plan_job
 from blackwell.spec import parse_job_spec
 
 COMMANDS = sorted({(command, page.name) for page in pages() for command in commands(page)})
-ELSEWHERE = ("aws", "cdk", "cd", "git", "export", "eval", "npx", "docker", "pip", "cat", "curl", "apt-get", "source", "mkdir")
+ELSEWHERE = (
+    "aws",
+    "cdk",
+    "cd",
+    "git",
+    "export",
+    "eval",
+    "npx",
+    "docker",
+    "pip",
+    "cat",
+    "curl",
+    "apt-get",
+    "source",
+    "mkdir",
+)
 """Programs that are not ours: only their existence in a document is accepted, not their options."""
 
 
