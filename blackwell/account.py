@@ -291,6 +291,8 @@ def _tagged(client: ClientFactory, stage: str) -> Iterator[Leftover]:
             continue  # bought by a person, and not to be deleted by anybody
         if service == "kms" and _waits_for_deletion(client, arn):
             continue
+        if service == "dynamodb" and _table_is_gone(client, arn):
+            continue
         yield Leftover(f"{service}{_TAGGED}", arn, bills=service in ("s3", "ecr", "dynamodb", "kms", "sagemaker"))
 
 
@@ -302,6 +304,17 @@ def _waits_for_deletion(client: ClientFactory, key: str) -> bool:
         return bool(client("kms").describe_key(KeyId=key)["KeyMetadata"]["KeyState"] == "PendingDeletion")
     except ClientError:
         return False  # may not be read: better one line too many
+
+
+def _table_is_gone(client: ClientFactory, table: str) -> bool:
+    """The index of tags forgets a deleted table only after a while."""
+    from botocore.exceptions import ClientError
+
+    try:
+        client("dynamodb").describe_table(TableName=table)
+    except ClientError as error:
+        return bool(error.response["Error"]["Code"] == "ResourceNotFoundException")
+    return False
 
 
 def _stacks(client: ClientFactory, stack: str) -> Iterator[Leftover]:

@@ -80,6 +80,30 @@ def test_leftovers_finds_ours_and_nothing_else(client: Callable[[str], Any]) -> 
     assert billing == {"bucket", "table", "log stream of a job"}
 
 
+def test_a_deleted_table_whose_tag_is_still_known_is_not_left() -> None:
+    table = "arn:aws:dynamodb:us-east-1:000000000000:table/BlackwellTrainingStack-StorageRuns-x"
+    there = {"Table": {"TableName": "BlackwellTrainingStack-StorageRuns-x", "TableStatus": "ACTIVE"}}
+
+    def found(*, deleted: bool) -> list[str]:
+        clients = {
+            name: boto3.client(name, region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")  # type: ignore[call-overload]
+            for name in ("resourcegroupstaggingapi", "dynamodb")
+        }
+        stubs = {name: Stubber(made) for name, made in clients.items()}
+        known = {"ResourceTagMappingList": [{"ResourceARN": table, "Tags": TAGS}], "PaginationToken": ""}
+        stubs["resourcegroupstaggingapi"].add_response("get_resources", known)
+        if deleted:
+            stubs["dynamodb"].add_client_error("describe_table", "ResourceNotFoundException")
+        else:
+            stubs["dynamodb"].add_response("describe_table", there)
+        for stub in stubs.values():
+            stub.activate()
+        return [item.name for item in account._tagged(clients.__getitem__, "dev")]
+
+    assert found(deleted=False) == [table]
+    assert found(deleted=True) == []
+
+
 @pytest.mark.xdist_group("account")
 def test_leftovers_command_exits_1_while_something_is_left(
     aws: LocalAws, client: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
