@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +145,13 @@ def test_clock_moves_forward_only(aws: LocalAws) -> None:
         aws.control("nothing")
 
 
-def test_unknown_service_costs_nothing(aws: LocalAws, stock: LocalAws) -> None:
+def test_unknown_service_costs_nothing(tmp_path: Path) -> None:
     grown = {}
-    for server in (aws, stock):
-        before, began = server.memory_mib(), time.monotonic()
-        with pytest.raises(Exception, match=r"."):
-            server.client("ce").list_cost_allocation_tags()
-        grown[server] = server.memory_mib() - before, time.monotonic() - began
-    assert grown[aws][0] < 60
-    assert grown[stock][0] > 150
+    for overlay in (True, False):  # new servers: the flaw costs its memory once in a server's life
+        with LocalAws(tmp_path / f"overlay {overlay}", overlay=overlay) as server:
+            before = server.memory_mib()
+            with pytest.raises(Exception, match=r"."):
+                server.client("ce").list_cost_allocation_tags()
+            grown[overlay] = server.memory_mib() - before
+    assert grown[True] < 60
+    assert grown[False] > 150
