@@ -16,7 +16,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-FAILURE_RECORD_MAX = 1_024  # FailureReason shows at most this many characters of /opt/ml/output/failure
+FAILURE_REASON_MAX = 1_024  # DescribeTrainingJob.FailureReason, in characters
+FAILURE_RECORD_MAX = FAILURE_REASON_MAX - len("AlgorithmError: , exit code: -2147483648")
+"""What SageMaker's own words around /opt/ml/output/failure leave for the record, in characters."""
 
 
 class Verdict(StrEnum):
@@ -163,7 +165,7 @@ def less_memory(activation_checkpointing: str, micro_batch_size: int) -> dict[st
 
 
 class FailureRecord(BaseModel):
-    """What the launcher writes to /opt/ml/output/failure: JSON of at most 1,024 characters."""
+    """What the launcher writes to /opt/ml/output/failure: JSON of at most FAILURE_RECORD_MAX characters."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from blackwell.client import Client, RunNotFound
+from blackwell.runs import RunStatus
 from local.deployment import Deployment, Say, deployed, journal
 from local.faults.model import load_faults
 from local.server import PROJECT
@@ -22,6 +24,8 @@ OUT = PROJECT / "build" / "run"
 EXIT_CODES = {"completed": 0, "rejected": 2, "stopped": 4}
 EXIT_FAILED = 3
 EXIT_ERROR = 1
+REPORT_SECONDS = 180.0
+"""How long a report may come after its execution's end: a job that is stopped has two minutes for its checkpoint."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,12 +82,23 @@ def run_spec(
         watch(client, run)
     for progress in client.follow(run):
         say(f"  {progress.line()}")
-    state = client.status(run)
-    try:
-        return client.report(run)
-    except RunNotFound:
-        verdict = state.verdict or ("rejected" if state.findings else state.execution_status.lower())
-        return {"run": run, "verdict": verdict, "cause": state.cause, "findings": [dict(f) for f in state.findings]}
+    return _report_of(client, run)
+
+
+def _report_of(client: Client, run: str) -> dict[str, Any]:
+    """The run's report. That of a stopped execution comes after it, when its job has ended."""
+    deadline = time.monotonic() + REPORT_SECONDS
+    while True:
+        state = client.status(run)
+        try:
+            return client.report(run)
+        except RunNotFound:
+            planned = state.item is not None and state.item.status is not RunStatus.REJECTED
+            if planned and time.monotonic() < deadline:
+                time.sleep(1)
+                continue
+            verdict = state.verdict or ("rejected" if state.findings else state.execution_status.lower())
+            return {"run": run, "verdict": verdict, "cause": state.cause, "findings": [dict(f) for f in state.findings]}
 
 
 def _print(report: dict[str, Any], happened: list[dict[str, Any]]) -> None:

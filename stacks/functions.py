@@ -73,7 +73,10 @@ class Functions(Construct):
                 *self.read_job_logs(),
                 jobs,
                 stop,
+                Permission("Tell", ("sns:Publish",), (topic.topic_arn,)),
+                key_use(encryption.topic_key.key_arn),
             ],
+            environment={"TOPIC_ARN": topic.topic_arn},
             timeout=cdk.Duration.minutes(10),
             memory_size=2048,  # builds the page from up to a million log lines
         )

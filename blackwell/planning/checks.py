@@ -37,6 +37,17 @@ def before(spec: JobSpec, places: list[Place]) -> Iterator[Finding]:
     yield from _precision(spec, places)
     yield from _dimensions(spec)
     yield from _batch(spec, places)
+    yield from _pending(spec, places)
+
+
+def _pending(spec: JobSpec, places: list[Place]) -> Iterator[Finding]:
+    for index, (entry, place) in enumerate(zip(spec.capacity, places, strict=True)):
+        if entry.max_pending_seconds is not None and not place.on_gpu:
+            yield Finding(
+                id="BTS-302", path=f"capacity.{index}.max_pending_seconds", given=entry.max_pending_seconds,
+                message=f"SageMaker takes a pending limit on accelerated instances only, {entry.instance_type} is none",
+                legal="none",
+            )  # fmt: skip
 
 
 def _precision(spec: JobSpec, places: list[Place]) -> Iterator[Finding]:

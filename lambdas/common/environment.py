@@ -31,6 +31,8 @@ class Environment(BaseModel):
     max_runtime_hours: float
     report_function: str = ""
     """Name of the report function, where a function may ask for a report outside the state machine."""
+    topic_arn: str = ""
+    """Of the topic that runs' ends are published to, where the function publishes itself."""
     state_machine_arn: str = ""
     """Known to the functions that the state machine does not itself call."""
     subnets: str = ""

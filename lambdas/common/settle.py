@@ -102,10 +102,9 @@ def abandon(store: RunStore, run: str, why: Verdict) -> bool:
 
 
 def ask_for_report(run: str) -> None:
-    """Has the report written by the report function, without waiting for it."""
-    client("lambda").invoke(
-        FunctionName=environment().report_function, InvocationType="Event", Payload=json.dumps({"run": run}).encode()
-    )
+    """Has the report written and published by the report function, without waiting: no state machine will."""
+    payload = json.dumps({"run": run, "notify": True}).encode()
+    client("lambda").invoke(FunctionName=environment().report_function, InvocationType="Event", Payload=payload)
 
 
 def end_with_execution(store: RunStore, record: RunItem, status: str, cause: str | None = None) -> str:

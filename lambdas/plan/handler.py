@@ -96,7 +96,8 @@ def _entry_findings(run: str, spec: JobSpec, index: int, overrides: dict[str, An
         return [_with_index(finding, index) for finding in refused.findings]
     found = [_with_index(finding, index) for finding in plan.findings] if index else []
     body = training_job_request(plan.resolved, launch_context(_attempt(run, 1), plan.resolved, _ANY_IMAGE))
-    return found + _at(index, check_request(body))
+    said = {finding.id for finding in errors(plan.findings)}
+    return found + _at(index, [f for f in check_request(body) if f.id not in said])
 
 
 def _at(index: int, findings: list[Finding]) -> list[Finding]:

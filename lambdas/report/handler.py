@@ -16,6 +16,7 @@ from blackwell.remedy import utc_now
 from blackwell.runs import AttemptItem, AttemptStatus, RunItem, RunStatus
 from blackwell.verdict import RULES, Verdict
 from lambdas.common import checkpoints, documents, jobs, measured
+from lambdas.common.aws import client
 from lambdas.common.environment import environment
 from lambdas.common.errors import ImageFailed
 from lambdas.common.log import about, logger
@@ -38,6 +39,8 @@ class WorkflowFault(BaseModel):
 class ReportEvent(BaseModel):
     run: str
     error: WorkflowFault | None = None
+    notify: bool = False
+    """Publish the end here: the run has no state machine that would."""
 
 
 def handler(event: dict[str, Any], context: object) -> dict[str, Any]:
@@ -59,7 +62,9 @@ def handler(event: dict[str, Any], context: object) -> dict[str, Any]:
         _count(store, record, document)
         _remember(record, document)
     log.info("reported", extra={"verdict": record.verdict, "uri": uri})
-    return _answer(record, document, uri)
+    answer = _answer(record, document, uri)
+    _notify_once(store, record, answer, here=request.notify)
+    return answer
 
 
 def _end(store: RunStore, record: RunItem, error: WorkflowFault | None) -> RunItem:
@@ -104,6 +109,15 @@ def _remember(record: RunItem, document: dict[str, Any]) -> None:
         measured.remember(documents.read(record.run, documents.PLAN), document, utc_now(), record.image)
     except Exception:
         log.exception("what the run measured could not be kept")
+
+
+def _notify_once(store: RunStore, record: RunItem, answer: dict[str, Any], *, here: bool) -> None:
+    """Publishes the run's end where no state machine does and nobody has; a report made again tells nobody twice."""
+    if record.notified:
+        return
+    if here:
+        client("sns").publish(TopicArn=environment().topic_arn, Subject=answer["subject"], Message=answer["message"])
+    store.update_run(record.run, notified=True)
 
 
 def _first_line(error: WorkflowFault) -> str:

@@ -11,13 +11,13 @@ from typing import Any
 
 from ministack.core.responses import AccountRegionScopedDict, get_account_id, get_region
 
+from blackwell.verdict import FAILURE_REASON_MAX
 from local.overlay.context import OverlayContext
 from local.sagemaker.metrics import AlgorithmMetrics
 from local.sagemaker.validation import DEFAULT_MAX_RUNTIME
 
 EVENT_SOURCE = "aws.sagemaker"
 EVENT_TYPE = "SageMaker Training Job State Change"
-FAILURE_REASON_MAX = 1_024
 SPOT_BILLABLE_SHARE = 0.3
 """Billed seconds of a spot job per second run: a stand-in for the discount, which AWS shows in this way."""
 

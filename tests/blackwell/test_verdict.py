@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from blackwell.verdict import (
     EXIT_CODES,
+    FAILURE_REASON_MAX,
     FAILURE_RECORD_MAX,
     LAUNCH_ERRORS,
     RULES,
@@ -156,6 +157,8 @@ def test_every_verdict_has_a_rule_with_words() -> None:
 def test_failure_records_survive_the_way_through_sagemaker(cause: str, detail: dict, verdict: Verdict) -> None:
     text = FailureRecord(verdict=verdict, cause=cause, step=3, detail=detail).encode()
     assert len(text) <= FAILURE_RECORD_MAX
-    found = FailureRecord.decode(f"AlgorithmError: {text}, exit code: 1")
+    shown = f"AlgorithmError: {text}, exit code: -2147483648"[:FAILURE_REASON_MAX]
+    assert shown.endswith("-2147483648")
+    found = FailureRecord.decode(shown)
     assert found is not None
     assert found.verdict is verdict

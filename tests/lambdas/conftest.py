@@ -47,6 +47,7 @@ def deployed(aws: LocalAws) -> dict[str, str]:
         "MAX_BUDGET_USD": "100",
         "MAX_RUNTIME_HOURS": "48",
         "REPORT_FUNCTION": "report",
+        "TOPIC_ARN": "arn:topic",
         "STATE_MACHINE_ARN": "arn:aws:states:us-east-1:000000000000:stateMachine:machine",
     }
 

@@ -129,6 +129,16 @@ class FakeLambda:
         self.invoked.append((FunctionName, json.loads(Payload)))
 
 
+class FakeTopic:
+    def __init__(self) -> None:
+        self.published: list[tuple[str, str]] = []
+
+    def publish(self, TopicArn: str, Subject: str, Message: str) -> None:
+        assert TopicArn == "arn:topic"
+        assert Message
+        self.published.append((TopicArn, Subject))
+
+
 class FakeCodeBuild:
     def __init__(self) -> None:
         self.builds: dict[str, dict[str, Any]] = {}
@@ -177,6 +187,7 @@ class Workshop:
         self.aws, self.environment = aws, environment
         self.sagemaker, self.stepfunctions = FakeSageMaker(), FakeStepFunctions()
         self.functions, self.codebuild, self.quotas = FakeLambda(), FakeCodeBuild(), FakeQuotas()
+        self.topic = FakeTopic()
         self._fakes: dict[str, Any] = {
             "sagemaker": self.sagemaker,
             "stepfunctions": self.stepfunctions,
@@ -184,6 +195,7 @@ class Workshop:
             "codebuild": self.codebuild,
             "service-quotas": self.quotas,
             "pricing": FakePrices(),
+            "sns": self.topic,
         }
 
     def client(self, service: str) -> Any:

@@ -115,7 +115,8 @@ def test_what_the_api_would_refuse_is_found_before_anything_is_built(workshop: W
     )
     answer = send(run, job_spec(capacity=[first, second]))
     assert ids(answer) == {"BTS-302"}
-    assert json.loads(answer["cause"])["findings"][0]["path"] == "capacity.1"
+    found = [f["path"] for f in json.loads(answer["cause"])["findings"] if f["severity"] == "error"]
+    assert found == ["capacity.1.max_pending_seconds"]
 
 
 def test_a_small_quota_is_named(workshop: Workshop, run: str) -> None:

@@ -98,3 +98,23 @@ def test_a_report_that_cannot_be_made_costs_no_verdict(
     answer = handler({"run": run}, None)
     assert answer["verdict"] == "completed"
     assert workshop.document(run, "report.json")["report_error"] == "ZeroDivisionError: in the report"
+
+
+def test_the_state_machine_publishes_the_end_not_the_function(
+    workshop: Workshop, launched: Launched, assessed: Callable[..., dict[str, Any]], run: str
+) -> None:
+    workshop.sagemaker.end(launched())
+    assessed()
+    handler({"run": run}, None)
+    handler({"run": run, "notify": True}, None)  # its job ended once more, for an event that came late
+    assert workshop.topic.published == []
+
+
+def test_a_run_without_a_state_machine_is_published_once(
+    workshop: Workshop, planned: Callable[..., Any], run: str
+) -> None:
+    planned()
+    RunStore().end_run(run, status=RunStatus.STOPPED.value, verdict=Verdict.STOPPED.value)
+    for _ in range(2):
+        handler({"run": run, "notify": True}, None)
+    assert workshop.topic.published == [("arn:topic", f"{run}: stopped")]

@@ -112,7 +112,7 @@ def test_a_stopped_execution_stops_its_job(workshop: Workshop, launched: Launche
     job_event(event(name), None)
     attempt = RunStore().attempt(run, 1)
     assert (attempt.status, attempt.verdict) == (AttemptStatus.ENDED, Verdict.STOPPED)
-    assert workshop.functions.invoked == [("report", {"run": run})]
+    assert workshop.functions.invoked == [("report", {"run": run, "notify": True})]
     job_event(event(name), None)
     assert len(workshop.functions.invoked) == 1
 
@@ -122,7 +122,7 @@ def test_a_stopped_execution_without_a_job_is_reported_at_once(
 ) -> None:
     planned()
     execution_ended(aborted(run), None)
-    assert workshop.functions.invoked == [("report", {"run": run})]
+    assert workshop.functions.invoked == [("report", {"run": run, "notify": True})]
     attempt = RunStore().attempt(run, 1)
     assert (attempt.status, attempt.verdict) == (AttemptStatus.ENDED, Verdict.STOPPED)
     assert guard({}, None)["results"] == {}

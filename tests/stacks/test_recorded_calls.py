@@ -23,9 +23,13 @@ ALWAYS = {"logs:CreateLogStream", "logs:PutLogEvents"}
 """Of Lambda itself, in the function's name."""
 _STOPS = "stops a job that outlived its run; in the recorded runs the stopped execution's own function was faster"
 _OWNER = "is asked before such a job is stopped: is it ours?"
+_KEY_OF_THE_TOPIC = dict.fromkeys(
+    ("kms:Decrypt", "kms:GenerateDataKey", "kms:GenerateDataKeyWithoutPlaintext"),
+    "by SNS, in the publisher's name",
+)
 NOT_SEEN: dict[str, dict[str, str]] = {
     "assess": {"sagemaker:StopTrainingJob": _STOPS, "sagemaker:ListTags": _OWNER},
-    "report": {"sagemaker:StopTrainingJob": _STOPS, "sagemaker:ListTags": _OWNER},
+    "report": {"sagemaker:StopTrainingJob": _STOPS, "sagemaker:ListTags": _OWNER, **_KEY_OF_THE_TOPIC},
     "launch": {"sagemaker:StopTrainingJob": "a run that was stopped between the check and the call leaves no job"},
     "ensure_image": {"logs:GetLogEvents": "reads why a build failed; test_lambda_image.py"},
     "execution_ended": {"lambda:InvokeFunction": "asks for the report where no job is left to end"},
@@ -36,9 +40,7 @@ NOT_SEEN: dict[str, dict[str, str]] = {
     "spec_drop": {"s3:GetObjectVersion": "the dropped version is read by its id, which IAM authorises by this action"},
     "base_image": {
         "sns:Publish": "told when a newer image was found",
-        "kms:Decrypt": "by SNS, in the publisher's name",
-        "kms:GenerateDataKey": "by SNS, in the publisher's name",
-        "kms:GenerateDataKeyWithoutPlaintext": "by SNS, in the publisher's name",
+        **_KEY_OF_THE_TOPIC,
     },
     "teardown": {
         "codebuild:StopBuild": "a build that runs while the stack is destroyed; test_teardown.py",
