@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from types_boto3_s3 import S3Client
     from types_boto3_sagemaker import SageMakerClient
     from types_boto3_service_quotas import ServiceQuotasClient
+    from types_boto3_sns import SNSClient
     from types_boto3_stepfunctions import SFNClient
 
 PRICING_REGION = "us-east-1"
@@ -44,6 +45,8 @@ def client(service: Literal["s3"]) -> S3Client: ...
 def client(service: Literal["sagemaker"]) -> SageMakerClient: ...
 @overload
 def client(service: Literal["service-quotas"]) -> ServiceQuotasClient: ...
+@overload
+def client(service: Literal["sns"]) -> SNSClient: ...
 @overload
 def client(service: Literal["stepfunctions"]) -> SFNClient: ...
 def client(service: Any) -> Any:
