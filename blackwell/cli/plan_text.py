@@ -49,10 +49,9 @@ def plan_lines(plan: Plan) -> Iterator[str]:
         yield ""
         yield "Advice"
         for advice in plan.advice:
-            yield (
-                f"  {advice.topic}: {advice.text}"
-                + (f" Gain: {advice.gain}." if advice.gain else "")
-                + (f" Risk: {advice.risk}." if advice.risk else "")
+            yield f"  {advice.topic}: {advice.text}"
+            yield from (
+                f"    {name}: {words}" for name, words in (("gain", advice.gain), ("risk", advice.risk)) if words
             )
     if plan.findings:
         yield ""
