@@ -34,7 +34,7 @@ ACCOUNTS: dict[str, str] = {
     "me-south-1": "217643126080",
     "me-west-1": "124382933778",
     "mx-central-1": "637423239942",
-    # GovCloud's accounts stand in the SageMaker Python SDK's image table, not on that page
+    # GovCloud's accounts stand in the SageMaker Python SDK's image tables and the Terraform provider's, not on that page
     "us-gov-east-1": "446045086412",
     "us-gov-west-1": "442386744353",
 }
