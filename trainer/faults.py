@@ -9,6 +9,7 @@ BLACKWELL_TEST_FAULTS is a JSON list of objects:
     marker path of that marker, where it must outlive a lost disk
     seconds            for slow_*, and the delay of a kill
     phase              for kill: step (default) | save (while a save is going on)
+    after              for kill in a step: a file under checkpoints/ that must be there first
     bytes              for out_of_memory: what the failed allocation asked for
     until_micro_batch  for out_of_memory: happens, again and again, while micro_batch_size is above this
     value              for loss: what is added to the loss
@@ -75,6 +76,8 @@ class Faults:
                 case "stop":
                     os.kill(os.getpid(), signal.SIGTERM)
                 case "kill":
+                    while "after" in fault and not (self._markers.parent / fault["after"]).is_file():
+                        time.sleep(0.005)
                     os.kill(os.getpid(), signal.SIGKILL)
                 case "slow_step":
                     time.sleep(fault["seconds"])

@@ -73,6 +73,8 @@ class Session:
     stop_after: int | None = None
     """Last step to take, from the control file."""
     cause: str = ""
+    failed_step: int | None = None
+    """The step that was not taken because the run diverged in it."""
     last_loss: float | None = None
     _stall: float = 0.0
     _plan_seen: bool = False
@@ -272,8 +274,7 @@ class Session:
 
     def diverged(self, step: int, why: str) -> Verdict:
         """Collective. Ends without a save: the newest checkpoint is older than the bad step."""
-        self.cause = f"step {step}: {why}"
-        self.status.write(step=step)
+        self.cause, self.failed_step = f"step {step}: {why}", step
         self.log.event("diverged", step=step, reason=why, position=self.progress.position)
         self.store.wait()
         return Verdict.DIVERGED

@@ -144,7 +144,7 @@ def main() -> int:
         sys.stdout.flush()
         os._exit(code)
     # The launcher learns the end before anything is torn down.
-    status.write(verdict=verdict, cause=session.cause, step=session.progress.step)
+    status.write(verdict=verdict, cause=session.cause, step=session.failed_step or session.progress.step)
     dist.barrier()
     dist.destroy_process_group()
     return 0 if verdict is not Verdict.DIVERGED else EXIT_CODES[verdict]

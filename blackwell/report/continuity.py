@@ -47,7 +47,7 @@ def prove(history: History, precision: str | None, checkpointed_steps: set[int])
         distinct_hashes=distinct,
         hashed_steps=len(hashes),
         left_out=[
-            f"{start.left_out[1]:,} sequences before step {start.left_out[0]:,}"
+            f"{start.left_out[1]:,} sequences after step {start.left_out[0]:,}"
             for start in starts
             if start.left_out is not None
         ],
@@ -162,19 +162,26 @@ def _overlap(starts: list[Start], precision: str | None, problems: list[str]) ->
 
 
 def _repeats(starts: list[Start]) -> Iterator[tuple[Start, int, Start, int]]:
-    """Each record that was lost, with the next later record of the same step, up to where data was left out."""
+    """Each record that was lost, with the next later record of the same step, up to where data was left out between."""
     for number, first in enumerate(starts):
         lost = {first.step[i]: i for i in range(first.kept, len(first.step))}
+        same_until = math.inf
         for second in starts[number + 1 :]:
             if not lost:
                 break
-            border = second.left_out[0] if second.left_out is not None else math.inf
+            # a start that leaves the same data out again, because its checkpoint is older, reads what `first` read
+            if second.left_out is not None and second.left_out != _newest_left_out(starts[: number + 1]):
+                same_until = min(same_until, second.left_out[0])
             for j, step in enumerate(second.step):
-                if step > first.step[-1] or step >= border:
+                if step > first.step[-1] or step > same_until:
                     break
                 i = lost.pop(step, None)
                 if i is not None:
                     yield first, i, second, j
+
+
+def _newest_left_out(starts: list[Start]) -> tuple[int, int] | None:
+    return next((start.left_out for start in reversed(starts) if start.left_out is not None), None)
 
 
 def _overlap_statement(overlap: Overlap) -> str:

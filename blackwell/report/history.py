@@ -102,12 +102,10 @@ class Start:
 
     @property
     def left_out(self) -> tuple[int, int] | None:
-        """(step, sequences) where this start left data out before a step, after a divergence; None where it did not."""
+        """(step, sequences): after this step, its first, it left data out for a divergence; None where it did not."""
         for event in self.events:
             if event.name == "skip_data":
-                step, sequences = _whole(event.fields.get("before_step")), _whole(event.fields.get("sequences"))
-                if step is not None:
-                    return step, sequences or 0
+                return self.after_step, _whole(event.fields.get("sequences")) or 0
         return None
 
     @property

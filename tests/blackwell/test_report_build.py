@@ -170,9 +170,27 @@ def test_report_accepts_data_that_was_left_out_on_purpose() -> None:
     log.start(30)
     log.steps(31, 50, wrong_order_at=35, noise=0.01)
     proof = _single(log.lines, manifests((30,))).continuity
-    assert proof.left_out == ["128 sequences before step 31"]
+    assert proof.left_out == ["128 sequences after step 30"]
     assert proof.proven
     assert proof.overlap.steps == 0
+
+
+def test_report_compares_nothing_across_left_out_data_however_often_the_run_restarts() -> None:
+    """The checkpoint is older than the divergence asks for, and a later start of the attempt says nothing of the skip."""
+    log = JobLog("r", 1, BEGIN)
+    log.start(None)
+    log.steps(1, 40)
+    log.event("skip_data", before_step=36, sequences=128, position=30 * 128 + 128)
+    log.start(30)
+    log.steps(31, 36, wrong_order_at=31, noise=0.01)
+    log.start(35)
+    log.steps(36, 50, wrong_order_at=37, noise=0.01)
+    proof = _single(log.lines, manifests((30, 35))).continuity
+    assert proof.problems == []
+    assert proof.overlap.steps == 1, "step 36 of the second start, taken again by the third"
+    log.start(30)
+    log.steps(31, 60, noise=0.01)
+    assert _single(log.lines, manifests((30, 35))).continuity.problems != [], "without the skip that is another order"
 
 
 def test_report_goodput_parts_sum_to_the_billed_time(report: RunReport) -> None:

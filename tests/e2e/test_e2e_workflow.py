@@ -143,7 +143,7 @@ def test_bad_specs_are_rejected_and_nothing_is_created(runs: Runs) -> None:
         assert identity in {finding["id"] for finding in cause["findings"]}
         assert identity in {finding.id for finding in runs.client.findings(name)}
         assert end.attempts == ()
-    assert not [job for job in runs.jobs() if "bad-" in job]
+    assert not [job for job in runs.jobs() if any(f"-bad-{identity}-" in job for identity in BAD)]
     assert len(runs.builds()) <= 1
 
 

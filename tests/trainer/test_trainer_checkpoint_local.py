@@ -29,7 +29,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from blackwell import telemetry
 from blackwell.findings import FindingsError
+from blackwell.names import MANIFEST
 from trainer.checkpoint import CheckpointStore, Manifest
+from trainer.checkpoint.group import Group
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
@@ -254,6 +256,33 @@ def _open_as_nobody(root: str, answers: Any) -> None:
         answers.send("opened")
     except FindingsError as error:
         answers.send(error.findings[0].model_dump())
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_checkpoint_is_kept_when_a_rank_is_lost_while_its_manifest_goes_around(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: bool, committed: bool
+) -> None:
+    """Lost before the manifest is written, the half-written checkpoint goes; lost after it, all of it stays."""
+    store = open_store(tmp_path / "ck", asynchronous=asynchronous)
+    save_steps(store, 1)
+    folder = tmp_path / "ck" / "step-00000002"
+    gather = Group.gather
+
+    def lost(group: Group, value: Any) -> list[Any]:
+        if (folder / (MANIFEST if committed else ".metadata")).exists():
+            raise RuntimeError("Connection closed by peer")
+        return gather(group, value)
+
+    monkeypatch.setattr(Group, "gather", lost)
+    with pytest.raises(FindingsError, match="Connection closed by peer"):
+        store.save(2, make_state(2))
+        store.wait()
+    monkeypatch.undo()
+    loaded = open_store(tmp_path / "ck").load_newest(blank_state)
+    assert loaded is not None
+    assert loaded.step == (2 if committed else 1)
+    assert loaded.skipped == []
 
 
 def test_a_directory_that_may_not_be_written_is_refused_before_the_first_step(tmp_path: Path) -> None:

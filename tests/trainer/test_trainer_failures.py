@@ -58,7 +58,8 @@ def test_nan_ends_before_the_optimizer_step(forks: ForkServer, place: Callable[.
     assert log.steps[-1].step == 4
     assert job.complete_steps() == [2, 4]
     assert log.of("diverged")[0]["step"] == 5
-    assert {(s.verdict, s.cause) for s in workers.statuses()} == {(Verdict.DIVERGED, "step 5: loss is nan")}
+    ends = {(s.verdict, s.step, s.cause) for s in workers.statuses()}
+    assert ends == {(Verdict.DIVERGED, 5, "step 5: loss is nan")}, "the step whose data the workflow leaves out"
 
 
 def test_loss_spike_ends_the_run_after_patience(forks: ForkServer, place: Callable[..., Place]) -> None:

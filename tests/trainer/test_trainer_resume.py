@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 from trainer_harness import ForkServer, Log, Place, numbers
 
+from blackwell.names import MANIFEST, checkpoint_folder
+
 STEPS = 10
 INTERVAL = 4
 KILL_STEP = {"between": 6, "before": 8, "inside": 8, "late": 8}
@@ -96,7 +98,9 @@ def check(case: Case, forks: ForkServer, place: Callable[..., Place]) -> None:
     job = place("job", **settings(case))
     step = KILL_STEP[case.kill]
     fault = {"kind": "kill", "step": step, "rank": 1}
-    if case.kill != "between":
+    if case.kill == "between":
+        fault |= {"after": f"{checkpoint_folder(INTERVAL)}/{MANIFEST}"}  # steps are faster than a background save
+    else:
         fault |= {"phase": "save", "seconds": KILL_DELAY[case.kill]}
     workers = forks.start(job, faults=[fault])
     assert -9 in workers.wait(), workers.output.read_text()[-3000:]

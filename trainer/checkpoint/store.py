@@ -131,6 +131,8 @@ class CheckpointStore:
         self._saving: tuple[SaveHandle, threading.Thread] | None = None
         self._failure: FindingsError | None = None
         self._saved_step: int | None = None
+        self._committing = False
+        """The manifest of the save that goes on may be written."""
         self._settler = ThreadPoolExecutor(1, "checkpoint-settle")
         self._settling: Future[None] | None = None
         self._next_settle = 0.0
@@ -232,7 +234,9 @@ class CheckpointStore:
         try:
             manifest = self._write_files(handle.step, state, extra, folder)
         except (Exception, CheckpointException) as error:
-            self._discard(handle.step, folder)
+            # a rank that was lost while the manifest went around: the checkpoint may be whole, on the next start it is
+            if not self._committing or isinstance(error, RankFailureError):
+                self._discard(handle.step, folder)
             if self._group.rank == 0:
                 self._ledger.end(None)
             raise self._write_error(handle.step, describe(error)) from error
@@ -248,7 +252,7 @@ class CheckpointStore:
         handle.done.set()
 
     def _write_files(self, step: int, state: State, extra: dict[str, Any], folder: Path) -> Manifest:
-        group = self._group
+        group, self._committing = self._group, False
         group.agree(lambda: self._clear(step, folder))
         writer = CheckpointWriter(f"{self._remote.uri}{folder.name}/" if self._direct and self._remote else folder)
         with warnings.catch_warnings():
@@ -263,6 +267,7 @@ class CheckpointStore:
         for entries in group.gather(writer.hashing.entries):
             files |= entries
         manifest = self._manifest(step, files, extra)
+        self._committing = True
         encoded = group.from_first(lambda: self._commit(folder, manifest))
         if group.hosts > 1 and not self._direct:
             index = group.from_first(lambda: (folder / METADATA).read_bytes())
