@@ -276,8 +276,7 @@ def test_a_checkpoint_is_kept_when_a_rank_is_lost_while_its_manifest_goes_around
 
     monkeypatch.setattr(Group, "gather", lost)
     with pytest.raises(FindingsError, match="Connection closed by peer"):
-        store.save(2, make_state(2))
-        store.wait()
+        save_steps(store, 2)
     monkeypatch.undo()
     loaded = open_store(tmp_path / "ck").load_newest(blank_state)
     assert loaded is not None
