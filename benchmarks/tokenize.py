@@ -12,12 +12,13 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from benchmarks.rounds import ROUNDS, Stopwatch, interleave, ratio, record
+from benchmarks.rounds import Stopwatch, interleave, ratio, record
 from trainer.data.documents import Problems, read_documents
 from trainer.data.prepare import load_tokenizer, prepare, train_tokenizer
 
 VOCABULARY = 8_192
-CORPUS_BYTES = 2_000_000
+CORPUS_BYTES = 8_000_000
+ROUNDS = 25
 GOAL = 0.8
 
 
@@ -25,7 +26,7 @@ def corpus() -> list[Path]:
     """Sources of the standard library, CORPUS_BYTES of them, that are UTF-8."""
     files: list[Path] = []
     total = 0
-    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*/*.py")):
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("**/*.py")):
         try:
             total += len(path.read_text(encoding="utf-8"))
         except UnicodeDecodeError:
@@ -73,7 +74,8 @@ def main() -> int:
                 "trainer.data prepare": ours,
                 "tokenizers encode_batch": lambda: library("encode_batch"),
                 "tokenizers encode_batch_fast": lambda: library("encode_batch_fast"),
-            }
+            },
+            ROUNDS,
         )
     measured |= {f"{name}, per processor second": values[-ROUNDS:] for name, values in cpu.items()}
     ratios = [
