@@ -64,7 +64,7 @@ def test_all_results_together_are_bound_by_the_payload_limit(aws: LocalAws, stoc
 
 
 def test_outputs_of_states_are_bound_by_the_payload_limit(aws: LocalAws, stock: LocalAws) -> None:
-    large = {"Large": {"Type": "Pass", "Output": {half: "{% $states.input.text %}" for half in "ab"}, "End": True}}
+    large = {"Large": {"Type": "Pass", "Output": dict.fromkeys("ab", "{% $states.input.text %}"), "End": True}}
     data = {"text": "x" * (PAYLOAD_BYTES // 2)}
     mended, unmended = both(aws, stock, lambda server: run(server, large, data))
     assert (mended["status"], mended["error"]) == ("FAILED", "States.DataLimitExceeded")
