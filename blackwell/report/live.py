@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from blackwell.report import elements, svg
 from blackwell.report.model import Series
-from blackwell.report.words import duration, money, percent
+from blackwell.report.words import duration, money
 from blackwell.runs import RunStatus
 from blackwell.verdict import Verdict
 
@@ -228,8 +228,9 @@ def _badge(run: LiveRun) -> tuple[str, str]:
 def _step(run: LiveRun) -> str:
     if run.step is None:
         return "none"
-    of = f" of {run.planned_steps:,} ({percent(run.step / run.planned_steps)})" if run.planned_steps else ""
-    return f"{run.step:,}{of}"
+    if not run.planned_steps:
+        return f"{run.step:,}"
+    return f"{run.step:,} of {run.planned_steps:,} ({run.step / run.planned_steps * 100:.0f}\N{NO-BREAK SPACE}%)"
 
 
 def _loss(run: LiveRun) -> str:
@@ -241,7 +242,8 @@ def _rate(run: LiveRun) -> str:
 
 
 def _spent(run: LiveRun) -> str:
-    return money(run.spent_usd) + (f" of {money(run.budget_usd)}" if run.budget_usd is not None else "")
+    of = f" of {money(run.budget_usd)}" if run.spent_usd is not None and run.budget_usd is not None else ""
+    return money(run.spent_usd) + of
 
 
 def _spark(run: LiveRun, identity: str, width: int, height: int) -> str:

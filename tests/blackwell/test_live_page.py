@@ -45,7 +45,7 @@ def test_page_that_renews_itself_has_one_script_and_its_digest() -> None:
 def test_page_shows_what_is_known_of_each_run() -> None:
     page = render_live(live_runs(problem="09:31:00 UTC: no answer"))
     for text in (
-        "8b-mxfp8-long", "AwaitJob · Training", "640 of 1,000 (64.0 %)", "2.5100", "209,000", "15 min 12 s",
+        "8b-mxfp8-long", "AwaitJob · Training", "640 of 1,000 (64\N{NO-BREAK SPACE}%)", "2.5100", "209,000", "15 min 12 s",
         "$311.40 of $900.00", "diverged", "budget reached", "rejected", "12 older runs", "no answer",
     ):  # fmt: skip
         assert text in page, text
