@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from blackwell.sweep.spec import MAX_POINTS
-from stacks.sweep import point_states, states
 
 LIMIT = 25_000
 AROUND = 2
@@ -25,6 +24,8 @@ def sweep_events(points: int, *, every_retry: bool) -> int:
         points: points of the sweep.
         every_retry: every task fails as often as it is tried again; the most that there can be.
     """
+    from stacks.sweep import point_states, states  # loads the CDK, which takes seconds
+
     machine = states()
     items = points * (AROUND + _longest(point_states(), "Prepare", every_retry=every_retry))
     return AROUND + AROUND + items + _longest(machine, "PlanSweep", every_retry=every_retry)
