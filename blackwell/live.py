@@ -12,7 +12,7 @@ from array import array
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import Any
 
@@ -29,6 +29,8 @@ from blackwell.verdict import TERMINAL_STATUSES
 
 PACE_STEPS = 50
 """Newest logged steps that pace and throughput are the median of."""
+REPORT_EXPECTED = timedelta(minutes=15)
+"""After a run's end; one that has no report by then is not asked for again."""
 
 
 @dataclass(slots=True)
@@ -89,16 +91,17 @@ class Watcher:
         shown = items[: self._limit]
         running = {item.run for item in shown if item.status is RunStatus.RUNNING}
         self._training = {run: known for run, known in self._training.items() if run in running}
-        runs = [self._running(item, at) if item.run in running else self._past(item) for item in shown]
+        runs = [self._running(item, at) if item.run in running else self._past(item, at) for item in shown]
         return LiveRuns(stack=self._stack, at=at, runs=runs, not_shown=len(items) - len(shown))
 
-    def _past(self, item: RunItem) -> LiveRun:
+    def _past(self, item: RunItem, now: datetime) -> LiveRun:
         known = self._ended.get(item.run)
         if known is not None and known.started == moment(item.started_at):
             return known
         report = self._document(item.run, "report.json")
         made = ended_run(item, report or {})
-        if report is not None or item.status is RunStatus.REJECTED:  # else the report may still be written
+        late = made.ended is not None and now - made.ended > REPORT_EXPECTED
+        if report is not None or late or item.status is RunStatus.REJECTED:  # else it may still be written
             self._ended[item.run] = made
         return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -65,6 +66,11 @@ class Server(ThreadingHTTPServer):
         super().__init__((HOST, port), _Handler)
         self.latest, self.every_seconds = latest, every_seconds
         self.hosts = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A reader that went away is no error to print; whatever else goes wrong is."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     @property
     def url(self) -> str:

@@ -173,3 +173,11 @@ def test_a_run_without_price_or_execution(watcher: Watcher, stack: PlayedStack) 
 def test_older_runs_are_counted(stack: PlayedStack) -> None:
     found = Watcher(cast(Client, stack), "TheStack", limit=1).look(datetime.now(BEGIN.tzinfo))
     assert ([run.run for run in found.runs], found.not_shown) == (["going"], 2)
+
+
+def test_a_report_that_never_came_is_not_asked_for_for_ever(watcher: Watcher, stack: PlayedStack) -> None:
+    over = (BEGIN + timedelta(hours=1)).isoformat()
+    stack.items[0] = stack._item("going", RunStatus.FAILED, 3, verdict=Verdict.WORKFLOW_FAILED, ended_at=over)
+    for _ in range(3):
+        look(watcher, 2.0)
+    assert stack.asked["going/report.json"] == 1
