@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from blackwell.runs import RunStatus
 from blackwell.sweep.client import SweepClient, SweepHandle
 from blackwell.sweep.spec import MAX_POINTS, parse_sweep_spec
 from docs.generators.history import sweep_events
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.xdist_group("e2e"),
 
 PATIENCE_SECONDS = 400.0
 CONCURRENCY = 20
+FAILING = ("fp32-mb1-none-16", "bf16-mb2-none-160")
 
 
 def sweep_document(name: str) -> dict[str, Any]:
@@ -148,14 +150,16 @@ def test_two_hundred_points_within_every_limit_and_resumed(played: PlayedRuns, d
     assert parse_sweep_spec(document).size == MAX_POINTS
     client = SweepClient(played.outputs, deployment.aws.session())
 
-    # two points fail, the first of all and one in the middle
-    failing = "$contains($states.context.Execution.Name, 'fp32-mb1-none-16-') or $contains($states.context.Execution.Name, 'bf16-mb2-none-160-')"
-    first = played.sweep(played.machine(failing), document)
+    # two points fail, the baseline and one in the middle
+    named = [f"$contains($states.context.Execution.Name, '{point}-')" for point in FAILING]
+    first = played.sweep(played.machine(" or ".join(named)), document)
     described = played.states.describe_execution(executionArn=first)
     assert described["status"] == "SUCCEEDED", described
     assert client.failure(SweepHandle(name, first)) is None
     report = client.report(name)
-    assert (len(report.points), report.completed) == (MAX_POINTS, MAX_POINTS - 2)
+    assert (len(report.points), report.completed) == (MAX_POINTS, MAX_POINTS - len(FAILING))
+    failed = {point.id for point in report.points if point.status is not RunStatus.COMPLETED}
+    assert {identity.rpartition("-")[0] for identity in failed} == set(FAILING)
 
     events = played.history(first)
     kinds = Counter(event["type"] for event in events)
@@ -168,10 +172,8 @@ def test_two_hundred_points_within_every_limit_and_resumed(played: PlayedRuns, d
     # again: only what did not complete
     second = played.sweep(played.machine("false"), document)
     started = [e for e in played.history(second) if e["type"] == "TaskSubmitted"]
-    assert len(started) == 2
+    assert len(started) == len(FAILING)
     again = client.report(name)
     assert again.completed == MAX_POINTS
     before = {point.id: point.run for point in report.points}
-    assert {p.id for p in again.points if p.run != before[p.id]} == {
-        p.id for p in report.points if p.status is None or p.status.value != "COMPLETED"
-    }
+    assert {point.id for point in again.points if point.run != before[point.id]} == failed
