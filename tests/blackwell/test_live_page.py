@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -172,14 +174,15 @@ def test_command_writes_the_page_once_or_prints_the_data(
     assert (code, "cannot be written" in err) == (2, True)
 
 
-def test_command_serves_until_it_is_interrupted(
-    command: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(self: Server, poll_interval: float = 0.5) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Server, "serve_forever", interrupted)
-    code, out, _ = command("--port", "0")
+def test_command_serves_until_it_is_interrupted(command: Callable[..., tuple[int, str, str]]) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    ctrl_c = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    ctrl_c.start()
+    try:
+        code, out, _ = command("--port", "0")
+    finally:
+        ctrl_c.cancel()
+        signal.signal(signal.SIGINT, before)
     assert code == 0
     assert re.match(r"http://127\.0\.0\.1:\d+/\n", out)
 
