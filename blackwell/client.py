@@ -299,13 +299,17 @@ class Client:
         """All findings about the run's spec."""
         return [Finding.model_validate(f) for f in json.loads(self.document(run, "findings.json"))]
 
+    def log_reader(self) -> LogReader:
+        """Reads logs of jobs, each line once."""
+        return LogReader(self._aws("logs"))
+
     # --- follow --------------------------------------------------------------------------------------------------
 
     def log_lines(
         self, run: str, *, follow: bool = False, sleep: Callable[[float], None] = time.sleep
     ) -> Iterator[str]:
         """The raw log of all the run's jobs, attempt by attempt; with `follow` until the run ends."""
-        reader = _LogReader(self._aws("logs"))
+        reader = self.log_reader()
         while True:
             ended = self.status(run).ended
             for attempt in self.attempts(run):
@@ -317,7 +321,7 @@ class Client:
 
     def follow(self, run: str, *, sleep: Callable[[float], None] = time.sleep) -> Iterator[Progress]:
         """What happens in the run, as it happens, until it ends. Stopping the iteration does not stop the run."""
-        reader = _LogReader(self._aws("logs"))
+        reader = self.log_reader()
         stage: tuple[str | None, str | None] = (None, None)
         while True:
             state = self.status(run)
@@ -359,7 +363,7 @@ class Client:
         return error
 
 
-class _LogReader:
+class LogReader:
     """Reads each stream of each job from where it stopped."""
 
     def __init__(self, logs: Any) -> None:
@@ -367,6 +371,7 @@ class _LogReader:
         self._tokens: dict[str, str] = {}
 
     def new_lines(self, job_name: str) -> Iterator[tuple[int, str]]:
+        """(milliseconds since 1970, line) of what the job's streams have gained; nothing where there is no log yet."""
         try:
             pages = self._logs.get_paginator("describe_log_streams").paginate(
                 logGroupName=TRAINING_LOG_GROUP, logStreamNamePrefix=f"{job_name}/"

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.generators import drawing, job_spec, tables
+from docs.generators import drawing, history, job_spec, tables
 
 DOCS = Path(__file__).parent
 _PART = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n)(?P<text>.*?)(<!-- end -->)", re.DOTALL)
@@ -44,6 +44,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "goodput": tables.goodput,
     "settings": tables.settings,
     "workflow": drawing.workflow_drawing,
+    "sweep-history": history.sweep_history,
+    "convergence-rates": tables.convergence_rates,
 }
 """Name of a marked part -> what writes it."""
 

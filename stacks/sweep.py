@@ -6,11 +6,7 @@ else; an execution of the same sweep later only makes what did not complete.
 
 from __future__ import annotations
 
-import json
-
 import aws_cdk as cdk
-from aws_cdk import aws_iam as iam
-from aws_cdk import aws_logs as logs
 from aws_cdk import aws_sns as sns
 from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
@@ -18,19 +14,20 @@ from constructs import Construct
 from blackwell.names import RUNS_PREFIX, SWEEPS_PREFIX
 from stacks.encryption import Encryption
 from stacks.functions import Functions
-from stacks.permission import Permission, allow, key_use
-from stacks.python_function import PythonFunction, log_retention
+from stacks.permission import Permission
+from stacks.python_function import PythonFunction
 from stacks.settings import Settings
-from stacks.storage import Storage
-from stacks.workflow import (
+from stacks.state_machine import (
     RETRY_DIED,
     RETRY_SERVICE,
     Json,
     choice,
-    deliver_logs_and_traces,
+    executions_arn,
+    make_machine,
     notify,
     query,
 )
+from stacks.storage import Storage
 
 FUNCTION_STATES = {
     "PlanSweep": "sweep_plan",
@@ -162,34 +159,19 @@ class Sweep(Construct):
     ) -> None:
         super().__init__(scope, construct_id)
         called = self._functions(storage, functions)
-        self.log_group = logs.LogGroup(
+        made = make_machine(
             self,
-            "Logs",
-            log_group_name=f"/aws/vendedlogs/states/{settings.job_prefix}-sweeps",
-            retention=log_retention(settings),
-            encryption_key=encryption.key,
-            removal_policy=cdk.RemovalPolicy.DESTROY,
+            settings=settings,
+            encryption=encryption,
+            name=f"{settings.job_prefix}-sweeps",
+            definition=definition(),
+            called=called,
+            substitutions={"TrainingStateMachine": training.state_machine_arn},
+            topic=topic,
+            permissions=self._permissions(training),
+            log_data=False,  # a spec stands in S3, and a point's states would repeat it
         )
-        self.role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("states.amazonaws.com"))
-        allow(self.role, self._permissions(called, training, topic, encryption))
-        self.state_machine = sfn.StateMachine(
-            self,
-            "StateMachine",
-            definition_body=sfn.DefinitionBody.from_string(
-                json.dumps(definition(), indent=1).replace("${Partition}", cdk.Aws.PARTITION)
-            ),
-            definition_substitutions={
-                "Topic": topic.topic_arn,
-                "TrainingStateMachine": training.state_machine_arn,
-                **{name: function.function.function_arn for name, function in called.items()},
-            },
-            role=self.role.without_policy_updates(),
-            # without data: a spec stands in S3, and a point's states would repeat it
-            logs=sfn.LogOptions(destination=self.log_group, level=sfn.LogLevel.ALL, include_execution_data=False),
-            tracing_enabled=True,
-            removal_policy=cdk.RemovalPolicy.DESTROY,
-        )
-        self.state_machine.node.add_dependency(self.role)
+        self.state_machine = made.state_machine
 
     def _functions(self, storage: Storage, functions: Functions) -> dict[str, PythonFunction]:
         sweeps = storage.artifacts.arn_for_objects(f"{SWEEPS_PREFIX}*")
@@ -225,33 +207,19 @@ class Sweep(Construct):
             ),
         }
 
-    def _permissions(
-        self, called: dict[str, PythonFunction], training: sfn.StateMachine, topic: sns.ITopic, encryption: Encryption
-    ) -> list[Permission]:
+    def _permissions(self, training: sfn.StateMachine) -> list[Permission]:
         stack = cdk.Stack.of(self)
-        executions = stack.format_arn(
-            service="states",
-            resource="execution",
-            resource_name=f"{training.state_machine_name}:*",
-            arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
-        )
         rule = stack.format_arn(
             service="events", resource="rule", resource_name="StepFunctionsGetEventsForStepFunctionsExecutionRule"
         )
         return [
-            Permission(
-                "CallFunctions", ("lambda:InvokeFunction",), tuple(f.function.function_arn for f in called.values())
-            ),
             Permission("StartRuns", ("states:StartExecution",), (training.state_machine_arn,)),
             Permission(
                 "FollowRuns",
                 ("states:DescribeExecution", "states:StopExecution"),
-                (executions,),
+                (executions_arn(training),),
                 why="Executions of the training state machine; they are stopped when the sweep is.",
             ),
             # the rule that Step Functions itself keeps in every account for nested executions
             Permission("HearOfEnds", ("events:PutTargets", "events:PutRule", "events:DescribeRule"), (rule,)),
-            Permission("Notify", ("sns:Publish",), (topic.topic_arn,)),
-            *deliver_logs_and_traces(),
-            key_use(encryption.topic_key.key_arn),
         ]

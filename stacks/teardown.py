@@ -19,6 +19,7 @@ from stacks.permission import Permission, key_use
 from stacks.python_function import PythonFunction
 from stacks.roles import Roles, log_group_arn, training_log_group_arn
 from stacks.settings import Settings
+from stacks.state_machine import executions_arn
 from stacks.storage import Storage
 
 SERVICE_TIMEOUT = cdk.Duration.hours(1)
@@ -108,19 +109,12 @@ def _groups_of_their_own(stack: cdk.Stack) -> list[str]:
 def _running_work(
     roles: Roles, image: Image, state_machines: Sequence[stepfunctions.StateMachine], settings: Settings
 ) -> list[Permission]:
-    stack = cdk.Stack.of(roles)
     return [
         Permission("Executions", ("states:ListExecutions",), tuple(m.state_machine_arn for m in state_machines)),
         Permission(
             "StopExecutions",
             ("states:StopExecution",),
-            tuple(
-                stack.format_arn(
-                    service="states", resource="execution", resource_name=f"{machine.state_machine_name}:*",
-                    arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
-                )
-                for machine in state_machines
-            ),
+            tuple(executions_arn(machine) for machine in state_machines),
             why="The executions of our own state machines.",
         ),
         Permission(

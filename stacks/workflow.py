@@ -5,25 +5,32 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import aws_cdk as cdk
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
-from aws_cdk import aws_logs as logs
 from aws_cdk import aws_sns as sns
-from aws_cdk import aws_stepfunctions as sfn
 from constructs import Construct
 
 from blackwell.names import JOBS_PREFIX
 from blackwell.verdict import TERMINAL_STATUSES, Verdict
 from stacks.encryption import Encryption
 from stacks.functions import Functions
-from stacks.permission import Permission, allow, key_use
-from stacks.python_function import PythonFunction, log_retention
+from stacks.permission import Permission, allow
+from stacks.python_function import PythonFunction
 from stacks.settings import Settings
+from stacks.state_machine import (
+    RETRY_DIED,
+    RETRY_SERVICE,
+    Json,
+    choice,
+    executions_arn,
+    make_machine,
+    notify,
+    query,
+)
 from stacks.storage import Storage
 
 AWAIT_SECONDS = 6 * 3600
@@ -39,40 +46,6 @@ FUNCTION_STATES = {
 }
 """State -> the function that it calls."""
 
-Json = dict[str, Any]
-
-RETRY_SERVICE: Json = {
-    "ErrorEquals": [
-        "Lambda.ServiceException",
-        "Lambda.AWSLambdaException",
-        "Lambda.SdkClientException",
-        "Lambda.ClientExecutionTimeoutException",
-        "Lambda.TooManyRequestsException",
-    ],
-    "IntervalSeconds": 2,
-    "MaxAttempts": 6,
-    "BackoffRate": 2.0,
-    "MaxDelaySeconds": 60,
-    "JitterStrategy": "FULL",
-}
-"""Lambda itself was not able to run the function."""
-RETRY_DIED: Json = {
-    "ErrorEquals": [
-        "Lambda.Unknown",
-        "Runtime.ExitError",
-        "Sandbox.Timedout",
-        "ClientError",
-        "ThrottlingException",
-        "EndpointConnectionError",
-        "ConnectTimeoutError",
-        "ReadTimeoutError",
-        "ConnectionClosedError",
-    ],
-    "IntervalSeconds": 5,
-    "MaxAttempts": 3,
-    "BackoffRate": 2.0,
-}
-"""The function died on the way, or AWS did not answer it; every function may be called twice."""
 _RETRY_THROTTLED: Json = {
     "ErrorEquals": ["Throttled"],
     "IntervalSeconds": 5,
@@ -83,11 +56,6 @@ _RETRY_THROTTLED: Json = {
 }
 _RETRY_NOT_READY: Json = {"ErrorEquals": ["NotReadyYet"], "IntervalSeconds": 10, "MaxAttempts": 9, "BackoffRate": 1.5}
 """IAM and S3 need a minute or two after a deployment."""
-
-
-def query(expression: str) -> str:
-    """A JSONata expression as a field's value."""
-    return f"{{% {expression} %}}"
 
 
 def _optional(field: str) -> str:
@@ -105,15 +73,6 @@ def _call(state: str, payload: Json, *, next_state: str, retry: list[Json], wait
         "Retry": retry,
         "Catch": [{"ErrorEquals": ["States.ALL"], "Output": {"error": query("$states.errorOutput")}, "Next": "Report"}],
         "Next": next_state,
-    }
-
-
-def choice(rules: dict[str, str], otherwise: str) -> Json:
-    """A choice by JSONata conditions, the first that holds."""
-    return {
-        "Type": "Choice",
-        "Choices": [{"Condition": query(condition), "Next": target} for condition, target in rules.items()],
-        "Default": otherwise,
     }
 
 
@@ -231,24 +190,6 @@ def _report() -> Json:
     return state
 
 
-def notify(next_state: str) -> Json:
-    """Publishes the input's subject and message to the stack's topic; the input goes on as it is."""
-    return {
-        "Type": "Task",
-        "Resource": "arn:${Partition}:states:::sns:publish",
-        "Arguments": {
-            "TopicArn": "${Topic}",
-            "Subject": query("$states.input.subject"),
-            "Message": query("$states.input.message"),
-        },
-        "Output": query("$states.input"),
-        "Retry": [{"ErrorEquals": ["States.TaskFailed"], "IntervalSeconds": 2, "MaxAttempts": 3, "BackoffRate": 2.0}],
-        # a message that cannot be sent changes nothing about the run
-        "Catch": [{"ErrorEquals": ["States.ALL"], "Output": query("$states.input"), "Next": next_state}],
-        "Next": next_state,
-    }
-
-
 def _cause() -> str:
     fields = ", ".join(f"'{field}': $states.input.{field}" for field in ("run", "verdict", "cause", "report"))
     return query(f"$string({{{fields}}})")
@@ -280,35 +221,19 @@ class Workflow(Construct):
     ) -> None:
         super().__init__(scope, construct_id)
         self._settings, self._functions = settings, functions
-        self.log_group = logs.LogGroup(
+        called = {state: getattr(functions, name) for state, name in FUNCTION_STATES.items()}
+        made = make_machine(
             self,
-            "Logs",
-            # with this beginning, log delivery does not add every group to the account's small resource policy
-            log_group_name=f"/aws/vendedlogs/states/{settings.job_prefix}",
-            retention=log_retention(settings),
-            encryption_key=encryption.key,
-            removal_policy=cdk.RemovalPolicy.DESTROY,
+            settings=settings,
+            encryption=encryption,
+            name=settings.job_prefix,
+            definition=definition(),
+            called=called,
+            substitutions={},
+            topic=topic,
+            log_data=True,
         )
-        called: dict[str, PythonFunction] = {state: getattr(functions, name) for state, name in FUNCTION_STATES.items()}
-        self.role = iam.Role(self, "Role", assumed_by=iam.ServicePrincipal("states.amazonaws.com"))
-        allow(self.role, _permissions(called, topic, encryption))
-        self.state_machine = sfn.StateMachine(
-            self,
-            "StateMachine",
-            # the partition as a token of the CDK's: cfn-lint takes no substitution within a task's Resource
-            definition_body=sfn.DefinitionBody.from_string(
-                json.dumps(definition(), indent=1).replace("${Partition}", cdk.Aws.PARTITION)
-            ),
-            definition_substitutions={
-                "Topic": topic.topic_arn,
-                **{state: function.function.function_arn for state, function in called.items()},
-            },
-            role=self.role.without_policy_updates(),
-            logs=sfn.LogOptions(destination=self.log_group, level=sfn.LogLevel.ALL, include_execution_data=True),
-            tracing_enabled=True,
-            removal_policy=cdk.RemovalPolicy.DESTROY,
-        )
-        self.state_machine.node.add_dependency(self.role)
+        self.state_machine = made.state_machine
         self._later_permissions()
         self._job_ends()
         self._execution_ends()
@@ -327,19 +252,13 @@ class Workflow(Construct):
         )
         functions.spec_drop.function.add_environment("STATE_MACHINE_ARN", arn)
         allow(functions.spec_drop.role, [Permission("StartRuns", ("states:StartExecution",), (arn,))])
-        executions = cdk.Stack.of(self).format_arn(
-            service="states",
-            resource="execution",
-            resource_name=f"{self.state_machine.state_machine_name}:*",
-            arn_format=cdk.ArnFormat.COLON_RESOURCE_NAME,
-        )
         allow(
             functions.guard.role,
             [
                 Permission(
                     "ReadExecutions",
                     ("states:DescribeExecution",),
-                    (executions,),
+                    (executions_arn(self.state_machine),),
                     why="Executions of this state machine; their names are the runs' names.",
                 )
             ],
@@ -383,46 +302,3 @@ class Workflow(Construct):
     def _guard_rounds(self) -> None:
         every = events.Schedule.rate(cdk.Duration.minutes(self._settings.guard_minutes))
         self._rule("GuardRounds", "The guard looks after every run", self._functions.guard, schedule=every)
-
-
-def _permissions(called: dict[str, PythonFunction], topic: sns.ITopic, encryption: Encryption) -> list[Permission]:
-    return [
-        Permission(
-            "CallFunctions", ("lambda:InvokeFunction",), tuple(f.function.function_arn for f in called.values())
-        ),
-        Permission("Notify", ("sns:Publish",), (topic.topic_arn,)),
-        *deliver_logs_and_traces(),
-        key_use(encryption.topic_key.key_arn),
-    ]
-
-
-def deliver_logs_and_traces() -> list[Permission]:
-    """What a state machine's role needs for its log group and for X-Ray."""
-    return [
-        Permission(
-            "DeliverLogs",
-            (
-                "logs:CreateLogDelivery",
-                "logs:GetLogDelivery",
-                "logs:UpdateLogDelivery",
-                "logs:DeleteLogDelivery",
-                "logs:ListLogDeliveries",
-                "logs:PutResourcePolicy",
-                "logs:DescribeResourcePolicies",
-                "logs:DescribeLogGroups",
-            ),
-            ("*",),
-            why="The log delivery that Step Functions sets up has no resource to name.",
-        ),
-        Permission(
-            "Trace",
-            (
-                "xray:PutTraceSegments",
-                "xray:PutTelemetryRecords",
-                "xray:GetSamplingRules",
-                "xray:GetSamplingTargets",
-            ),
-            ("*",),
-            why="X-Ray's actions have no resource.",
-        ),
-    ]

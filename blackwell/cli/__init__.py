@@ -18,6 +18,7 @@ COMMANDS: dict[str, str] = {
     "prices": "Prices the planner uses, refreshed from an AWS price list.",
     "submit": "Plan a job, show its cost, start its run.",
     "runs": "List the runs of the stack.",
+    "dashboard": "Show all runs on a live page of this machine, read only.",
     "show": "Show one run.",
     "logs": "Print or follow a run's log.",
     "stop": "Stop a run; its checkpoints stay.",

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from blackwell.cli.common import STAGE, AsJson, Profile, Region, Run, Stage, aws_errors, connect, fail, named, refuse
-from blackwell.cli.submit import Detach, Name, Yes, start
+from blackwell.cli.starting import Yes
+from blackwell.cli.submit import Detach, Name, start
 from blackwell.findings import FindingsError
 from blackwell.spec import parse_job_spec
 from blackwell.spec_file import load_job_file

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +22,7 @@ from blackwell.cli.common import (
     print_json,
     refuse,
 )
-from blackwell.findings import FindingsError
+from blackwell.cli.starting import Yes, consent, read_spec, refusing
 from blackwell.planning import Plan, plan_job
 from blackwell.spec import JobSpec
 from blackwell.spec_file import load_job_file
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from blackwell.client import Client
 
 app = typer.Typer(add_completion=False)
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Start without asking.")]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Start, print the run's name, do not follow.")]
 Rehearse = Annotated[bool, typer.Option("--rehearse", help="First 20 steps on one instance; plan again from them.")]
 Name = Annotated[str | None, typer.Option("--run", help="Name of the run; default: the time.")]
@@ -51,12 +49,7 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Plan a job, show what it costs, start its run and follow it. Ctrl-C detaches, the run goes on."""
-    try:
-        spec = load_job_file(job)
-    except FindingsError as refused:
-        refuse(refused.findings, as_json=as_json)
-    except OSError as error:
-        fail(f"{job} cannot be read: {error.strerror or error}", REFUSED)
+    spec = read_spec(job, load_job_file, as_json=as_json)
     start(
         spec, run, yes=yes, detach=detach, rehearsed=rehearse, stage=stage, profile=profile, region=region,
         as_json=as_json,
@@ -76,10 +69,8 @@ def start(
     rehearsed: bool = False,
 ) -> None:
     """Plans, asks, starts and follows; used by `resume` too."""
-    try:
+    with refusing(as_json=as_json):
         plan = plan_job(spec)
-    except FindingsError as refused:
-        refuse(refused.findings, as_json=as_json)
     if not plan.ok:
         refuse(plan.findings, as_json=as_json)
     if not as_json:
@@ -90,10 +81,8 @@ def start(
         client = connect(stage, profile, region)
         if rehearsed:
             run = _rehearse(client, plan, run, yes=yes, as_json=as_json)
-        try:
+        with refusing(as_json=as_json):
             handle = client.submit(spec, run)
-        except FindingsError as refused:
-            refuse(refused.findings, as_json=as_json)
         if as_json:
             document = {"run": handle.run, "execution_arn": handle.execution_arn}
             print_json(document) if detach else print(json.dumps(document), flush=True)
@@ -129,12 +118,7 @@ def _show(plan: Plan) -> None:
 
 
 def _ask(plan: Plan) -> None:
-    """Consent before money is spent; without a terminal there is nobody to ask."""
+    """Consent before money is spent."""
     entry = plan.resolved.capacity[0]
-    cost = plan.cost.expected_usd
-    words = f"about {money(cost)}" if cost is not None else "an unknown amount (no price is known)"
-    if not sys.stdin.isatty():
-        fail(f"this run costs {words}; there is no terminal to ask on, so say --yes", REFUSED)
-    question = f"Start it on {entry.instance_count} x {entry.instance_type} for {words}?"
-    if not typer.confirm(question, default=False, err=True):
-        fail("nothing was started", REFUSED)
+    on = f"{entry.instance_count} x {entry.instance_type}"
+    consent("run", plan.cost.expected_usd, lambda words: f"Start it on {on} for {words}?")

@@ -25,7 +25,7 @@ from blackwell.cli.common import (
     refuse,
     session,
 )
-from blackwell.findings import FindingsError
+from blackwell.cli.starting import Yes, consent, read_spec, refusing
 from blackwell.names import stack_name
 from blackwell.runs import RunStatus
 from blackwell.spec_file import load_spec_file
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Follow the sweep to its end and print the comparison.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Start without asking.")]
 PlanOnly = Annotated[bool, typer.Option("--plan", help="Show points and cost; start nothing.")]
 Stop = Annotated[bool, typer.Option("--stop", help="Stop the sweep of this name, and its runs.")]
 Html = Annotated[Path | None, typer.Option("--html", help="Write the report's page to this file.")]
@@ -72,12 +71,7 @@ def sweep(
         return
     if stop:
         fail("--stop goes with a sweep's name", REFUSED)
-    try:
-        spec = load_spec_file(Path(given), parse_sweep_spec)
-    except FindingsError as refused:
-        refuse(refused.findings, as_json=as_json)
-    except OSError as error:
-        fail(f"{given} cannot be read: {error.strerror or error}", REFUSED)
+    spec = read_spec(Path(given), lambda path: load_spec_file(path, parse_sweep_spec), as_json=as_json)
     planned = expand(spec).plan
     if not planned.ok:
         if not as_json:
@@ -92,10 +86,8 @@ def sweep(
         _ask(planned)
     with aws_errors():
         client = _client(stage, profile, region)
-        try:
+        with refusing(as_json=as_json):
             _start(client, spec, html, watch=watch or html is not None, as_json=as_json)
-        except FindingsError as refused:
-            refuse(refused.findings, as_json=as_json)
 
 
 def _client(stage: str, profile: str | None, region: str | None) -> SweepClient:
@@ -223,9 +215,5 @@ def plan_lines(plan: SweepPlan) -> Iterator[str]:
 
 
 def _ask(plan: SweepPlan) -> None:
-    """Consent before money is spent; without a terminal there is nobody to ask."""
-    words = f"about {money(plan.total_usd)}" if plan.total_usd is not None else "an unknown amount"
-    if not sys.stdin.isatty():
-        fail(f"this sweep costs {words}; there is no terminal to ask on, so say --yes", REFUSED)
-    if not typer.confirm(f"Start {len(plan.points)} runs for {words}?", default=False, err=True):
-        fail("nothing was started", REFUSED)
+    """Consent before money is spent."""
+    consent("sweep", plan.total_usd, lambda words: f"Start {len(plan.points)} runs for {words}?")

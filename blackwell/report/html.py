@@ -11,8 +11,6 @@ from blackwell.report import elements, svg
 from blackwell.report.goodput import PARTS, PRODUCTIVE
 from blackwell.report.model import AttemptReport, CheckpointReport, Notice, Restart, RunReport, Transition
 from blackwell.report.words import RESTART_WORDS, count, duration, money, percent
-from blackwell.runs import RunStatus
-from blackwell.verdict import Verdict
 
 MAX_ROWS = 40
 """Rows of a table; of longer ones the newest are shown, and how many were left out."""
@@ -55,18 +53,8 @@ def _part_style(name: str) -> str:
     return _PART_STYLE.get(name, _WAITING_STYLE)
 
 
-def _badge(report: RunReport) -> tuple[str, str]:
-    if report.status is RunStatus.COMPLETED:
-        return "good", "completed"
-    if report.status is RunStatus.RUNNING:
-        return "warn", "running"
-    if report.verdict in (Verdict.STOPPED, Verdict.BUDGET_REACHED):
-        return "warn", report.verdict.value.replace("_", " ")
-    return "bad", (report.verdict.value if report.verdict else report.status.value.lower()).replace("_", " ")
-
-
 def _header(report: RunReport) -> str:
-    style, word = _badge(report)
+    style, word = elements.badge(report.status, report.verdict)
     facts = []
     if report.num_parameters:
         facts.append(f"{count(report.num_parameters)} parameters")

@@ -134,6 +134,27 @@ def line_chart(
     return "".join(out)
 
 
+def sparkline(line: Line, *, identity: str, title: str, description: str, width: int, height: int) -> str:
+    """One small curve without axes; empty text where it has no point. Extreme points are clipped as in a chart."""
+    if not line.x:
+        return ""
+    low_x, high_x = min(line.x), max(line.x)
+    low_y, high_y = _range([line.y], from_zero=False)
+    margin = 3
+
+    def px(x: float) -> float:
+        return width / 2 if high_x == low_x else margin + (x - low_x) / (high_x - low_x) * (width - 2 * margin)
+
+    def py(y: float) -> float:
+        return margin + (high_y - min(max(y, low_y), high_y)) / (high_y - low_y) * (height - 2 * margin)
+
+    places = [(px(x), py(y)) for x, y in zip(line.x, line.y, strict=True)]
+    x, y = places[-1]
+    points = " ".join(f"{px:.1f},{py:.1f}" for px, py in places)
+    opened = _open(identity, title, description, width, height).replace("<svg ", '<svg class="spark" ', 1)
+    return f'{opened}<polyline class="{line.style}" points="{points}"/><circle class="{line.style}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/></svg>'
+
+
 def _range(curves: Sequence[Sequence[float]], *, from_zero: bool) -> tuple[float, float]:
     """What the y axis shows: everything, unless a few extreme points would flatten the rest (then they are clipped to
     the upper border)."""

@@ -10,8 +10,8 @@ loss noisy. Three tests, on that difference d in nats per token:
 - gradient norm: the median ratio of the gradient norms over the last steps, and whether it grows.
 
 `equivalent` when the interval's upper end is within the tolerance, `worse` when its lower end is above it, else
-`inconclusive`. Each end is one-sided at 5 % (two one-sided tests, Schuirmann 1987), so each wrong verdict is made in at
-most about one of twenty cases; tests/blackwell/test_sweep_convergence.py shows the rates on curves with a known truth.
+`inconclusive`. Each end is one-sided at 5 % (two one-sided tests, Schuirmann 1987). How often each wrong verdict comes
+on curves with a known truth is measured by `python -m benchmarks.convergence_verdict` and printed in docs/sweeps.md.
 """
 
 from __future__ import annotations

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from blackwell.cli import COMMANDS
 from blackwell.cli.common import EXIT_CODES as COMMAND_EXIT_CODES
 from blackwell.findings import CATALOGUE
 from blackwell.report.goodput import PARTS
+from blackwell.sweep.convergence import ConvergenceVerdict
 from blackwell.verdict import EXIT_CODES, RULES, Remedy
 from docs.generators.text import attribute_docs, table
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def verdicts() -> str:
@@ -79,3 +83,20 @@ def _shown(value: Any) -> str:
     if hasattr(value, "model_dump"):
         value = value.model_dump(mode="json", exclude_none=True)
     return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def convergence_rates() -> str:
+    """How often each convergence verdict came on curves with a known truth, as `benchmarks` measured it."""
+    cases = json.loads((ROOT / "benchmarks" / "results" / "convergence_verdict.json").read_text())["cases"]
+    rows = []
+    for case in cases:
+        shares = (f"{case['verdicts'][verdict] / case['trials'] * 100:.1f} %" for verdict in ConvergenceVerdict)
+        rows.append((case["name"], f"{case['trials']:,}", *shares))
+    printed = table(("truth", "trials", *(f"`{verdict}`" for verdict in ConvergenceVerdict)), rows)
+    wrong = [
+        case["verdicts"][verdict] / case["trials"] * 100
+        for case in cases
+        if case["name"].startswith("gap at the tolerance")
+        for verdict in (ConvergenceVerdict.EQUIVALENT, ConvergenceVerdict.WORSE)
+    ]
+    return f"{printed}\n\nAt the tolerance each wrong verdict came in {min(wrong):.1f} to {max(wrong):.1f} % of the trials."

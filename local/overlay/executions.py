@@ -1,8 +1,9 @@
 """Step Functions executions as AWS runs them: start rules, the machine's own timeout, stop, status events.
 
 Stock ministack (1.5.33): any second start with a name is ExecutionAlreadyExists; input that is no JSON is taken as {};
-the machine's TimeoutSeconds is ignored; there are no AWS/States metrics; states go on after an abort, a nested execution survives its parent's stop,
-and a failed execution carries an output.
+the machine's TimeoutSeconds is ignored; there are no AWS/States metrics; states go on after an abort, a nested
+execution survives its parent's stop, and a failed execution carries an output; a history may be of any length, a state's
+input and output of any size.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ EXECUTION_NAME = re.compile(r"^[^\s<>{}\[\]?*\"#%\\^|~`$&,;:/\x00-\x1f\x7f-\x9f]
 
 PAYLOAD_BYTES = 262_144
 """Input, output and arguments of states and executions: at most 256 KiB in UTF-8."""
+
+HISTORY_EVENTS = 25_000
+"""Events of one execution's history at most; an execution that reaches them fails."""
+
+HISTORY_FULL = f"The execution reached the maximum number of history events ({HISTORY_EVENTS})."
 
 METRICS = {
     "RUNNING": "ExecutionsStarted",
@@ -77,6 +83,13 @@ class Waiting:
         return sorted(children)
 
 
+def limit_payload(size: int, what: str) -> None:
+    """Raise States.DataLimitExceeded, which no state can catch, where so many bytes are too many."""
+    if size > PAYLOAD_BYTES:
+        message = f"The state/task returned a {what} with a size exceeding the maximum number of bytes service limit."
+        raise sfn._ExecutionError("States.DataLimitExceeded", message)
+
+
 def strict_json(text: str) -> Any:
     """Parse JSON as AWS does: NaN and Infinity are no JSON. Raises `ValueError`."""
 
@@ -97,6 +110,7 @@ def install(context: OverlayContext, seams: Seams) -> None:
     seams.take(cloudwatch, "record_metric")
     waiting = Waiting(context)
     context.waiting = waiting
+    adding = threading.Lock()
 
     def start_execution(data: dict[str, Any]) -> Response:
         refusal = _start_refusal(data)
@@ -156,8 +170,15 @@ def install(context: OverlayContext, seams: Seams) -> None:
             execution["output"] = None
 
     def add(execution: Execution, event_type: str, details: dict[str, Any] | None = None) -> Any:
-        ended = execution["status"] != "RUNNING"
-        return None if ended and not event_type.startswith("Execution") else add_event(execution, event_type, details)
+        with adding:  # branches and items add from threads of their own; the length is the next event's number
+            if not event_type.startswith("Execution"):
+                if execution["status"] != "RUNNING":
+                    return None
+                if len(execution["events"]) >= HISTORY_EVENTS - 1:
+                    raise sfn._ExecutionError("States.Runtime", HISTORY_FULL)
+            event = add_event(execution, event_type, details)
+        _limit_state(details or {})
+        return event
 
     sfn._emit_execution_status_event = emit
     sfn._start_execution = start_execution
@@ -165,6 +186,11 @@ def install(context: OverlayContext, seams: Seams) -> None:
     sfn._run_execution = run_execution
     sfn._fail_execution = fail_execution
     sfn._add_event = add
+
+
+def _limit_state(details: dict[str, Any]) -> None:
+    for kind, field in (("stateEnteredEventDetails", "input"), ("stateExitedEventDetails", "output")):
+        limit_payload(len(details.get(kind, {}).get(field, "").encode()), field)
 
 
 def _start_refusal(data: dict[str, Any]) -> Response | None:

@@ -1,7 +1,8 @@
-"""Distributed Map states of JSONata machines, as AWS runs them.
+"""Map states as AWS runs them: inline ones with their iterations, distributed ones of JSONata machines.
 
 Stock ministack (1.5.33) ignores Items, ItemSelector, Output and Assign of a JSONata distributed Map: it runs one item,
-the whole input, and reports success. ItemBatcher and ResultWriter are ignored too; here they are refused.
+the whole input, and reports success. ItemBatcher and ResultWriter are ignored too; here they are refused. What stock
+does with inline Maps: `branches`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 from ministack.services import stepfunctions as sfn
 
+from local.overlay import branches
 from local.overlay.context import OverlayContext
 from local.overlay.executions import Execution, current
 from local.overlay.seams import Seams
@@ -22,7 +24,7 @@ def install(context: OverlayContext, seams: Seams) -> None:
     """Resolve what is JSONata, then let ministack run the children; `tasks` was installed before."""
     distributed = seams.take(sfn, "_run_distributed_map")
     seams.take(sfn, "_read_map_items")
-    seams.take(sfn, "_run_map_items")
+    items = seams.take(sfn, "_run_map_items")
     run_sub_machine = sfn._run_sub_machine
 
     def run_distributed_map(
@@ -38,8 +40,8 @@ def install(context: OverlayContext, seams: Seams) -> None:
         for field in NUMBERS:
             if isinstance(state.get(field), str):
                 plain[field] = sfn._jsonata_state_field(state, field, "number", raw_input, ctx)
-        items = _items(state, raw_input, ctx)
-        results, following = distributed(plain, items, items, iterator, execution, ctx)
+        found = _items(state, raw_input, ctx)
+        results, following = distributed(plain, found, found, iterator, execution, ctx)
         output = sfn._apply_jsonata_output(state, raw_input, ctx, result=results, default=results)
         sfn._apply_state_assign(state, raw_input, ctx, result=results)
         return output, following
@@ -55,6 +57,13 @@ def install(context: OverlayContext, seams: Seams) -> None:
         finally:
             current.reset(token)
 
+    def run_map_items(state: dict[str, Any], raw_input: Any, execution: Execution, ctx: dict[str, Any]) -> Any:
+        processor = state.get("Iterator") or state.get("ItemProcessor", {})
+        if (processor.get("ProcessorConfig") or {}).get("Mode") == "DISTRIBUTED":
+            return items(state, raw_input, execution, ctx)
+        return branches.run_items(items, state, raw_input, execution, ctx)
+
+    sfn._run_map_items = run_map_items
     sfn._run_distributed_map = run_distributed_map
     sfn._run_sub_machine = run_child
 

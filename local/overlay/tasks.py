@@ -18,8 +18,9 @@ from typing import Any
 from ministack.core.responses import get_region, new_uuid
 from ministack.services import stepfunctions as sfn
 
+from local.overlay import branches
 from local.overlay.context import OverlayContext, Response, refuse, reply
-from local.overlay.executions import PAYLOAD_BYTES, Execution, current, strict_json
+from local.overlay.executions import Execution, current, limit_payload, strict_json
 from local.overlay.seams import Seams
 
 TASK_SECONDS = 99_999_999
@@ -38,14 +39,17 @@ def install(context: OverlayContext, seams: Seams) -> None:
         seams.take(sfn, name)
     invoke = seams.take(sfn, "_invoke_resource")
     call_lambda = seams.take(sfn, "_call_lambda")
-    sub_machine = seams.take(sfn, "_run_sub_machine")
+    seams.take(sfn, "_run_sub_machine")
     sends = {name: seams.take(sfn, name) for name in SENDS}
     runner = TaskRunner(context, invoke)
 
     def run_sub_machine(states: Any, start_at: Any, data: Any, execution: Execution, ctx: dict[str, Any]) -> Any:
         # Branches and items have their own state name, task token and variables; the outer ones they only read.
         own = {**ctx, "variables": dict(ctx.get("variables", {}))}
-        return sub_machine(states, start_at, data, execution, own)
+        item_of = branches.running.get()
+        if item_of is not None:
+            return branches.run_item(states, start_at, data, execution, own, item_of)
+        return branches.walk(states, start_at, data, execution, own)
 
     def call(function: str, event: Any) -> Any:
         try:
@@ -136,8 +140,9 @@ class TaskRunner:
         )
         history = History(execution, resource)
         history.scheduled(arguments, timeout, heartbeat)
-        _limit_payload(arguments, "arguments")
+        limit_payload(_size(arguments), "arguments")
         history.started()
+        open_task.set(history)
         try:
             if callback:
                 result = self._call_back(
@@ -147,7 +152,7 @@ class TaskRunner:
                 result = self._call_timed(execution, resource, arguments, timeout)
             else:
                 result = self._invoke(resource, arguments)
-            _limit_payload(result, "result")
+            limit_payload(_size(result), "result")
         except sfn._ExecutionError as error:
             history.failed(error)
             raise
@@ -260,6 +265,9 @@ class TaskRunner:
             name = str(started.get("__type", "")).rpartition("#")[2]
             raise sfn._ExecutionError(f"StepFunctions.{name}Exception", started.get("message", ""))
         child = sfn._executions[started["executionArn"]]
+        history = open_task.get()
+        if history is not None:
+            history.submitted({key[0].upper() + key[1:]: value for key, value in started.items()})
         if parent is not None:
             self._context.waiting.add_child(parent["executionArn"], child["executionArn"])
         while child["status"] == "RUNNING":
@@ -336,6 +344,10 @@ class Outcome:
         return self._result
 
 
+open_task: contextvars.ContextVar[History | None] = contextvars.ContextVar("task", default=None)
+"""The history of the task attempt that the thread runs."""
+
+
 class History:
     """A task attempt's events in the execution history, in AWS's order and number."""
 
@@ -362,7 +374,7 @@ class History:
         self._add("Started")
 
     def submitted(self, result: Any) -> None:
-        """TaskSubmitted: the call with the token returned."""
+        """TaskSubmitted: the call with the token returned, or the nested execution began."""
         self._add("Submitted", output=json.dumps(result, default=str))
 
     def succeeded(self, result: Any) -> None:
@@ -437,11 +449,8 @@ def _seconds(state: dict[str, Any], field: str, raw_input: Any, ctx: dict[str, A
     return float(state[field])
 
 
-def _limit_payload(value: Any, what: str) -> None:
-    size = len(json.dumps(value, default=str).encode())
-    if size > PAYLOAD_BYTES:
-        message = f"The state/task returned a {what} with a size exceeding the maximum number of bytes service limit."
-        raise sfn._ExecutionError("States.DataLimitExceeded", message)
+def _size(value: Any) -> int:
+    return len(json.dumps(value, default=str).encode())
 
 
 def _retry_seconds(retrier: dict[str, Any], count: int) -> float:

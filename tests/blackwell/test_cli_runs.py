@@ -316,7 +316,20 @@ def test_resume_of_a_running_run_is_refused(invoke: Invoke, stack: PlayedStack) 
     [
         name
         for name in cli.COMMANDS
-        if name in ("runs", "show", "logs", "stop", "resume", "report", "submit", "quotas", "offerings", "leftovers")
+        if name
+        in (
+            "runs",
+            "dashboard",
+            "show",
+            "logs",
+            "stop",
+            "resume",
+            "report",
+            "submit",
+            "quotas",
+            "offerings",
+            "leftovers",
+        )
     ],
 )
 def test_every_command_has_help(invoke: Invoke, command: str) -> None:

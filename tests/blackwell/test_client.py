@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ import pytest
 
 from blackwell.client import Client, RunNotFound, StackNotFound, new_run_name
 from blackwell.findings import FindingsError
+from blackwell.live import Watcher
 from blackwell.names import RUN_ID
 from blackwell.runs import AttemptItem, AttemptStatus, RunItem, RunStatus
 from blackwell.spec import JobSpec, load_job_spec
@@ -126,6 +128,14 @@ def step(number: int, run: str) -> str:
     return format_step(record, run)
 
 
+def begun(client: Client, run: str) -> None:
+    """Waits until the execution, which starts in a thread of the server's, is in its first state."""
+    deadline = time.monotonic() + 10
+    while client.status(run).stage is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_a_stack_that_is_not_there(aws: LocalAws) -> None:
     with pytest.raises(StackNotFound, match="cdk deploy Missing"):
         Client.from_stack("Missing", session=aws.session())
@@ -182,6 +192,7 @@ def test_follow_tells_everything_once_and_in_order(client: Client, table: Table,
     client.submit(spec, run=run)
     table.record()
     table.attempt()
+    begun(client, run)
     beats = iter(range(100))
 
     def sleep(_: float) -> None:
@@ -220,3 +231,20 @@ def test_runs_are_listed_newest_first(client: Client, table: Table, aws: LocalAw
     listed = [item.run for item in client.runs()]
     assert listed.index(other.run) < listed.index(run)
     assert listed.count(run) == 1
+
+
+def test_dashboard_reads_the_same_stack(client: Client, table: Table, run: str, spec: JobSpec) -> None:
+    client.submit(spec, run=run)
+    table.record()
+    table.attempt()
+    table.log(format_event("start", run, world_size=1), step(1, run), step(2, run))
+    begun(client, run)
+    watcher = Watcher(client, STACK)
+    (found,) = [live for live in watcher.look().runs if live.run == run]
+    assert (found.status, found.stage, found.step) == (RunStatus.RUNNING, "AwaitJob", 2)
+    assert (found.loss, found.tokens_per_second, found.attempts, found.restarts) == (1.5, 1000.0, 1, 0)
+    table.log(step(3, run))
+    (found,) = [live for live in watcher.look().runs if live.run == run]
+    assert found.step == 3
+    assert found.curve.step == [1, 2, 3]
+    client.stop(run)

@@ -8,40 +8,24 @@ from collections import Counter
 
 import pytest
 
-from blackwell.sweep.convergence import ConvergenceVerdict, Curve, Judgement, judge
-from blackwell.sweep.spec import ConvergenceSpec
+from benchmarks import convergence_verdict as measured
+from benchmarks.convergence_verdict import (
+    AT_TOLERANCE,
+    LONG,
+    SETTINGS,
+    STEPS,
+    TOLERANCE,
+    Case,
+    data_noise,
+    run_curve,
+)
+from blackwell.sweep.convergence import ConvergenceVerdict, Judgement, judge
 
-STEPS = 400
-LONG = 1_200
-TOLERANCE = 0.02
 TRIALS = 150
-SETTINGS = ConvergenceSpec(tolerance_nats=TOLERANCE)
-
-
-def truth(step: int) -> float:
-    return 2.0 + 6.0 * (step + 3) ** -0.4
-
-
-def run_curve(rng: random.Random, data: list[float], *, gap: float = 0.0, seed_noise: float = 0.0) -> Curve:
-    """One run: the common curve, the data's noise, an offset of this run's own, and correlated noise of its own."""
-    offset, own, loss = rng.gauss(0, seed_noise), 0.0, []
-    for step, noise in enumerate(data, 1):
-        own = 0.7 * own + rng.gauss(0, 0.015)
-        loss.append(truth(step) + noise + own + offset + gap * step / len(data))
-    return Curve(step=range(1, len(data) + 1), loss=loss, grad_norm=[1.0] * len(data))
-
-
-def data_noise(rng: random.Random, steps: int = STEPS) -> list[float]:
-    return [rng.gauss(0, 0.05) for _ in range(steps)]
 
 
 def trial(number: int, gap: float, seed_noise: float = 0.0, steps: int = STEPS, repeats: int = 2) -> Judgement:
-    rng = random.Random(f"{number} {gap} {seed_noise}")
-    same = data_noise(rng, steps)
-    baseline = run_curve(rng, same, seed_noise=seed_noise)
-    candidate = run_curve(rng, same, gap=gap, seed_noise=seed_noise)
-    others = [run_curve(rng, data_noise(rng, steps), seed_noise=seed_noise) for _ in range(repeats)]
-    return judge(baseline, candidate, others, SETTINGS, seed=number)
+    return measured.trial(number, Case("", gap, seed_noise, steps, repeats))
 
 
 def rates(gap: float, seed_noise: float = 0.0, *, steps: int = STEPS, trials: int = TRIALS) -> dict[str, float]:
@@ -62,8 +46,7 @@ MOST = 0.05 + 2.5 * math.sqrt(0.05 * 0.95 / TRIALS)
 @pytest.mark.parametrize("seed_noise", [0.0, 0.004])
 def test_a_gap_at_the_tolerance_is_seldom_called_either_way(seed_noise: float) -> None:
     """The hardest case: the mean of the last fifth stands exactly at the tolerance."""
-    at_tolerance = TOLERANCE / (1 - SETTINGS.final_share / 2)
-    found = rates(at_tolerance, seed_noise)
+    found = rates(AT_TOLERANCE, seed_noise)
     assert found["equivalent"] <= MOST, found
     assert found["worse"] <= MOST, found
 
