@@ -107,6 +107,19 @@ class RunState:
         return self.execution_status != "RUNNING"
 
     @property
+    def final_status(self) -> RunStatus | None:
+        """How it ended, None while it runs; the execution's word where the run table has none, or not yet."""
+        if not self.ended:
+            return None
+        if self.status is not None and self.status is not RunStatus.RUNNING:
+            return self.status
+        if self.findings:
+            return RunStatus.REJECTED
+        return {"SUCCEEDED": RunStatus.COMPLETED, "ABORTED": RunStatus.STOPPED}.get(
+            self.execution_status, RunStatus.FAILED
+        )
+
+    @property
     def verdict(self) -> str | None:
         """How it ended; `rejected` and `stopped` also where the run table does not know it."""
         if self.item is not None and self.item.verdict is not None and self.ended:

@@ -81,6 +81,8 @@ class RunItem(_Item):
     spec: dict[str, Any] = Field(default_factory=dict)
     """What a list of runs shows of the spec: model, precision, steps, instances."""
     report_uri: str | None = None
+    counted: bool = False
+    """Its end stands in the metrics, and what it measured is kept."""
     notified: bool = False
     """Its end was published, or the state machine is about to publish it."""
 

@@ -285,8 +285,14 @@ def _classify_stopped(job: Mapping[str, Any], record: FailureRecord | None, stop
 
 
 def _pending_too_long(job: Mapping[str, Any]) -> bool:
-    messages = " ".join(str(t.get("StatusMessage", "")) for t in job.get("SecondaryStatusTransitions") or [])
-    return "Pending" in str(job.get("SecondaryStatus", "")) or bool(re.search(r"pending", messages, re.I))
+    """Not whoever was stopped by a person while it waited: the API's words, or the limit that was really reached."""
+    last = (job.get("SecondaryStatusTransitions") or [{}])[-1]
+    words = f"{job.get('SecondaryStatus', '')} {last.get('StatusMessage', '')}"
+    if re.search(r"pending", words, re.I):
+        return True
+    limit = (job.get("StoppingCondition") or {}).get("MaxPendingTimeInSeconds")
+    created, ended = job.get("CreationTime"), job.get("TrainingEndTime") or job.get("LastModifiedTime")
+    return bool(limit and created and ended and (ended - created).total_seconds() >= limit)
 
 
 def _classify_failed(reason: str, record: FailureRecord | None) -> Ending:

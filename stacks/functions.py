@@ -58,6 +58,8 @@ class Functions(Construct):
             "MAX_BUDGET_USD": str(settings.max_budget_usd),
             "MAX_RUNTIME_HOURS": str(settings.max_runtime_hours),
             "NETWORK_ISOLATION": str(settings.network_isolation).lower(),
+            "DATA_BUCKETS": ",".join(settings.data_buckets),
+            "GUARD_MINUTES": str(settings.guard_minutes),
             "SILENCE_MINUTES": str(settings.silence_minutes),
             "DURABLE_LAG_MINUTES": str(settings.durable_lag_minutes),
             **({"KMS_KEY_ARN": encryption.key.key_arn} if encryption.key else {}),

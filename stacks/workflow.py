@@ -80,7 +80,7 @@ def states() -> dict[str, Json]:
     """The states by name, in the order of a run."""
     return {
         "Plan": _plan(),
-        "Accepted": choice({"$states.input.accepted": "EnsureImage"}, "Rejected"),
+        "Accepted": choice({"$states.input.accepted": "EnsureImage"}, "TellRejected"),
         "EnsureImage": _ensure_image(),
         "ImageReady": choice({"$states.input.ready": "Launch"}, "WaitForBuild"),
         "WaitForBuild": {"Type": "Wait", "Seconds": query("$states.input.wait_seconds"), "Next": "EnsureImage"},
@@ -105,6 +105,7 @@ def states() -> dict[str, Json]:
             "Failed",
         ),
         "Completed": {"Type": "Succeed", "Output": query("$sift($states.input, function($v, $k) {$k != 'message'})")},
+        "TellRejected": notify("Rejected"),
         "Rejected": {"Type": "Fail", "Error": "Rejected", "Cause": query("$states.input.cause")},
         "Stopped": {"Type": "Fail", "Error": Verdict.STOPPED.value, "Cause": _cause()},
         "Failed": {"Type": "Fail", "Error": query("$states.input.verdict"), "Cause": _cause()},

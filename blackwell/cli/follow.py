@@ -115,7 +115,7 @@ def follow(client: Client, run: str, outlook: Outlook, *, as_json: bool) -> None
             print(f"  stop it:   python -m blackwell stop {run}")
         raise typer.Exit(0) from None
     state = client.status(run)
-    raise typer.Exit(exit_code(state.status))
+    raise typer.Exit(exit_code(state.final_status))
 
 
 def _as_text(client: Client, run: str, outlook: Outlook) -> None:

@@ -34,7 +34,7 @@ def logs(
         except KeyboardInterrupt:
             raise typer.Exit(0) from None
         state = client.status(name)
-    raise typer.Exit(exit_code(state.status if follow and state.ended else None))
+    raise typer.Exit(exit_code(state.final_status if follow else None))
 
 
 def _print(line: str, *, as_json: bool) -> None:

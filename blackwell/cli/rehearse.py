@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from blackwell.cli.common import exit_code, fail, money, refuse
+from blackwell.cli.common import STOPPED, exit_code, fail, money, refuse
 from blackwell.planning import Plan, plan_job
 from blackwell.rehearsal import Revised, rehearsal_name, rehearsal_spec, revise
 from blackwell.report.words import duration
@@ -22,13 +22,18 @@ def rehearse(client: Client, plan: Plan, run: str, *, as_json: bool) -> Revised:
     if not rehearsed.ok:
         refuse(rehearsed.findings, as_json=as_json)
     name = client.submit(spec, rehearsal_name(run)).run
-    for progress in client.follow(name):
-        if not as_json:
-            print(f"rehearsal: {progress.line()}", flush=True)
+    try:
+        for progress in client.follow(name):
+            if not as_json:
+                print(f"rehearsal: {progress.line()}", flush=True)
+    except KeyboardInterrupt:
+        fail(f"the rehearsal {name} goes on, at most 15 minutes, and nothing follows it; stop it:\n"
+             f"  python -m blackwell stop {name}", STOPPED)  # fmt: skip
     state = client.status(name)
-    if state.status is not RunStatus.COMPLETED:
-        fail(f"the rehearsal {name} ended {state.verdict}: {state.cause or ''}; nothing else was started",
-             exit_code(state.status))  # fmt: skip
+    if state.final_status is not RunStatus.COMPLETED:
+        ended = state.verdict or state.execution_status.lower()
+        fail(f"the rehearsal {name} ended {ended}: {state.cause or ''}; nothing else was started",
+             exit_code(state.final_status))  # fmt: skip
     revised = revise(plan, rehearsed, json.loads(client.document(name, "report.json")))
     if not as_json:
         print("\n".join(lines(revised)))

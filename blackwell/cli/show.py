@@ -38,7 +38,7 @@ def show(
         print_json(_document(state))
     else:
         _print(state)
-    raise typer.Exit(exit_code(state.status if state.ended else None))
+    raise typer.Exit(exit_code(state.final_status))
 
 
 def _document(state: RunState) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from blackwell.remedy import utc_now
 from blackwell.report.cost import attempt_cost
@@ -12,11 +13,19 @@ from blackwell.spec import CapacityKind, JobSpec
 from lambdas.common import jobs
 
 
-def spent_usd(spec: JobSpec, attempts: Sequence[AttemptItem]) -> float | None:
-    """US dollars for all jobs so far; None where a price is not known. Prepaid plans count as nothing."""
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """US dollars for all jobs of a run so far, and what an hour of its newest job costs."""
+
+    usd: float
+    hourly_usd: float
+
+
+def spending(spec: JobSpec, attempts: Sequence[AttemptItem]) -> Spending | None:
+    """None without a budget, and where a price is not known. Prepaid plans count as nothing."""
     if spec.budget is None:
         return None
-    total = 0.0
+    total = hourly = 0.0
     for attempt in attempts:
         entry = spec.capacity[attempt.capacity_index]
         if attempt.job_arn is None or entry.kind is CapacityKind.TRAINING_PLAN:
@@ -35,4 +44,11 @@ def spent_usd(spec: JobSpec, attempts: Sequence[AttemptItem]) -> float | None:
         if cost.usd is None:
             return None
         total += cost.usd
-    return total
+        hourly = cost.hourly_usd or 0.0
+    return Spending(total, hourly)
+
+
+def spent_usd(spec: JobSpec, attempts: Sequence[AttemptItem]) -> float | None:
+    """US dollars for all jobs so far; None as `spending`."""
+    found = spending(spec, attempts)
+    return found.usd if found else None

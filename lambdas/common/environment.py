@@ -35,6 +35,9 @@ class Environment(BaseModel):
     """Of the topic that runs' ends are published to, where the function publishes itself."""
     state_machine_arn: str = ""
     """Known to the functions that the state machine does not itself call."""
+    data_buckets: str = ""
+    """Buckets beside the stack's own that jobs may read."""
+    guard_minutes: int = Field(default=5, ge=1)
     subnets: str = ""
     security_groups: str = ""
     kms_key_arn: str = ""
@@ -45,6 +48,10 @@ class Environment(BaseModel):
     @property
     def instance_types(self) -> tuple[str, ...]:
         return _split(self.allowed_instance_types)
+
+    @property
+    def data_bucket_names(self) -> tuple[str, ...]:
+        return _split(self.data_buckets)
 
     @property
     def subnet_ids(self) -> tuple[str, ...]:

@@ -118,6 +118,7 @@ def end_with_execution(store: RunStore, record: RunItem, status: str, cause: str
         ended_at=utc_now().isoformat(),
     )
     alive = abandon(store, record.run, verdict)
-    if marked and not alive:
+    # a run that had ended before and told nobody: its report did not come to its end
+    if not alive and (marked or not record.notified):
         ask_for_report(record.run)
     return f"{'marked' if marked else 'ended before'}{', its job is stopping' if alive else ''}"

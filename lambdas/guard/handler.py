@@ -7,6 +7,7 @@ once its checkpoint is durable, or after a limit: SageMaker's 120 s are too shor
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -15,26 +16,36 @@ from blackwell.runs import AttemptItem, AttemptStatus, RunItem, RunStatus
 from blackwell.verdict import Verdict
 from lambdas.common import documents, jobs
 from lambdas.common.aws import client, error_code
-from lambdas.common.log import about, logger
+from lambdas.common.log import logger
 from lambdas.common.settle import abandon, end_with_execution, ended, settle
 from lambdas.common.store import RunStore
 from lambdas.guard.watch import watch
 
 log = logger("guard")
 
+_SERVICES: tuple[Any, ...] = ("s3", "sagemaker", "stepfunctions", "logs", "lambda")
+AT_ONCE = 8
+"""Runs looked after side by side; each costs a handful of calls that wait for AWS."""
+
 
 def handler(event: dict[str, Any], context: object) -> dict[str, Any]:
     store = RunStore()
-    results: dict[str, str] = {}
-    for run in store.unfinished():
-        about(log, run)
-        try:
-            results[run] = _look(store, run)
-        except Exception as error:  # one run's trouble must not hide the others
-            log.exception("the guard could not look after this run")
-            results[run] = f"{type(error).__name__}: {error}"
+    runs = list(store.unfinished())
+    for service in _SERVICES:  # clients are safe to share between threads, making them is not
+        client(service)
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # a round must be over before the next one, with a sweep's runs, too
+        results = dict(zip(runs, pool.map(lambda run: _look_safely(store, run), runs), strict=True))
     log.info("guarded", extra={"results": results})
     return {"runs": len(results), "results": results}
+
+
+def _look_safely(store: RunStore, run: str) -> str:
+    """One run's trouble must not hide the others."""
+    try:
+        return _look(store, run)
+    except Exception as error:
+        log.exception("the guard could not look after this run", extra={"run": run})
+        return f"{type(error).__name__}: {error}"
 
 
 def _look(store: RunStore, run: str) -> str:

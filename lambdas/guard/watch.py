@@ -15,7 +15,7 @@ from blackwell.telemetry import parse_step
 from blackwell.verdict import Verdict
 from lambdas.common import checkpoints, jobs
 from lambdas.common.aws import client
-from lambdas.common.cost import spent_usd
+from lambdas.common.cost import Spending, spending
 from lambdas.common.environment import environment
 from lambdas.common.metrics import publish
 from lambdas.common.store import RunStore
@@ -27,26 +27,38 @@ START_UP_LIMIT = timedelta(minutes=90)
 """How long the first step may take after secondary status Training began: compilation, loading, resuming."""
 RESTART_TIME = timedelta(minutes=10)
 """How long the launcher may take to restart hung workers before the guard steps in."""
-BUDGET_MARGIN = 0.98
-"""Ask for the stop when this share of the budget is used: the checkpoint costs too."""
+CHECKPOINT_TIME = timedelta(minutes=2)
+"""What a stop with a checkpoint usually takes once the trainer has read the control file."""
+BUDGET_MARGIN = (0.8, 0.98)
+"""Shares of the budget between which the stop is asked for: small budgets are not stopped before the first, none is
+used up beyond the second, because the checkpoint costs, too."""
 
 
 def watch(store: RunStore, attempt: AttemptItem, job: Mapping[str, Any], spec: JobSpec) -> str:
     """Looks at a job in progress and says what was done."""
     if attempt.stopped_for is not None:
         return _stop_when_durable(attempt)
-    spent = spent_usd(spec, store.attempts(attempt.run))
-    if spec.budget is not None and spent is not None and spent >= BUDGET_MARGIN * spec.budget.max_cost_usd:
+    paid = spending(spec, store.attempts(attempt.run))
+    if spec.budget is not None and paid is not None and paid.usd >= _stop_at_usd(spec.budget.max_cost_usd, paid):
         return _ask_to_stop(store, attempt, Verdict.BUDGET_REACHED)
     if job.get("SecondaryStatus") != "Training":
         return "waiting"
     tail = jobs.tail(attempt.job_name)
     budget = spec.budget.max_cost_usd if spec.budget else None
+    spent = paid.usd if paid else None
     publish(attempt.run, numbers(tail, now=utc_now(), spent_usd=spent, budget_usd=budget))
     silent = _silence(tail, job, spec)
     if silent is not None:
         return _ask_to_stop(store, attempt, Verdict.HUNG) + f" after {silent} of silence"
     return _want_checkpoint(attempt, tail) or "watching"
+
+
+def _stop_at_usd(budget_usd: float, paid: Spending) -> float:
+    """What may be spent until the job is asked to stop: until the next look and its checkpoint more is spent."""
+    until_stopped = timedelta(minutes=environment().guard_minutes) + CHECKPOINT_TIME
+    reserve = paid.hourly_usd * until_stopped / timedelta(hours=1)
+    least, most = (share * budget_usd for share in BUDGET_MARGIN)
+    return min(max(budget_usd - reserve, least), most)
 
 
 def _want_checkpoint(attempt: AttemptItem, tail: Sequence[jobs.LogLine]) -> str | None:

@@ -20,6 +20,7 @@ from lambdas.common import documents
 from lambdas.common.environment import environment
 from lambdas.common.launch_context import launch_context
 from lambdas.common.log import about, logger
+from lambdas.common.notices import subject
 from lambdas.common.store import RunStore
 from lambdas.plan import preflight
 
@@ -75,6 +76,7 @@ def _plan(request: PlanEvent) -> tuple[JobSpec, Plan, list[Finding]]:
         spec = parse_job_spec_text(request.spec) if isinstance(request.spec, str) else parse_job_spec(request.spec)
     except FindingsError as refused:
         raise FindingsError([*named, *refused.findings]) from None
+    spec = preflight.within_the_stacks_budget(spec, environment())
     findings = named + preflight.check(spec, environment())
     facts, unread = preflight.facts(spec)
     findings += unread
@@ -187,7 +189,14 @@ def _reject(request: PlanEvent, findings: list[Finding]) -> dict[str, Any]:
         )
     cause = {"run": request.run, "findings": [_short(f) for f in whole[:FINDINGS_IN_CAUSE]], "s3_uri": uri}
     log.info("rejected", extra={"findings": [f.line()[:GIVEN_MAX] for f in ordered]})
-    return {"accepted": False, "run": request.run, "cause": json.dumps(cause)[:CAUSE_MAX]}
+    lines = "\n".join(f.line()[:GIVEN_MAX] for f in ordered[:FINDINGS_IN_CAUSE])
+    return {
+        "accepted": False,
+        "run": request.run,
+        "cause": json.dumps(cause)[:CAUSE_MAX],
+        "subject": subject(f"{request.run}: {Verdict.REJECTED}"),
+        "message": f"Run {request.run} was rejected, nothing was started.\n\n{lines}\n\nAll findings: {uri}",
+    }
 
 
 def _short(finding: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ A fact that cannot be read is a warning, never a pass.
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -13,11 +15,11 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from blackwell.account import QUOTA_USES, quota_name
 from blackwell.findings import Finding, Severity
-from blackwell.names import MANIFEST, RUN_ID, split_s3_uri
+from blackwell.names import DATASETS_PREFIX, MANIFEST, RUN_ID, RUNS_PREFIX, s3_uri, split_s3_uri
 from blackwell.planning import Facts, MeasuredRun, PriceFact, TrainingPlanFact
 from blackwell.remedy import utc_now
 from blackwell.request import data_uri
-from blackwell.spec import CapacityEntry, CapacityKind, JobSpec
+from blackwell.spec import BudgetSpec, CapacityEntry, CapacityKind, JobSpec
 from lambdas.common import measured
 from lambdas.common.aws import client, error_code, error_message
 from lambdas.common.environment import Environment
@@ -94,6 +96,13 @@ def _limits(spec: JobSpec, stack: Environment) -> Iterator[Finding]:
         )
 
 
+def within_the_stacks_budget(spec: JobSpec, stack: Environment) -> JobSpec:
+    """The spec with the stage's limit as its budget where it has none: the limit holds for every run that costs."""
+    if spec.budget is not None or all(entry.kind is CapacityKind.TRAINING_PLAN for entry in spec.capacity):
+        return spec
+    return spec.model_copy(update={"budget": BudgetSpec(max_cost_usd=stack.max_budget_usd)})
+
+
 def _data(spec: JobSpec, stack: Environment) -> Iterator[Finding]:
     if spec.data is None:
         return
@@ -102,7 +111,24 @@ def _data(spec: JobSpec, stack: Environment) -> Iterator[Finding]:
         if location:
             uri = data_uri(location, stack.artifacts_bucket)
             path = f"data.{name}"
-            yield from _asked(path, partial(_channel, uri, path, location))
+            unreadable = _unreadable(uri, stack)
+            if unreadable:
+                yield Finding(id="BTS-205", path=path, message=_NO_RIGHT, given=location, legal=unreadable)
+            else:
+                yield from _asked(path, partial(_channel, uri, path, location))
+
+
+_NO_RIGHT = "the jobs' role may not read this"
+
+
+def _unreadable(uri: str, stack: Environment) -> str | None:
+    """What would be legal, where the execution role's policy does not cover the place; None where it does."""
+    bucket, prefix = split_s3_uri(uri)
+    own = {stack.artifacts_bucket: DATASETS_PREFIX, stack.checkpoint_bucket: RUNS_PREFIX}
+    if bucket in stack.data_bucket_names or prefix.startswith(own.get(bucket, "\0")):
+        return None
+    places = [s3_uri(name, folder) for name, folder in own.items()] + [f"s3://{n}/" for n in stack.data_bucket_names]
+    return f"below {' or '.join(places)}; other buckets are named in the setting data_buckets"
 
 
 def _channel(uri: str, path: str, given: str) -> list[Finding]:
@@ -133,7 +159,12 @@ def _resume(spec: JobSpec, stack: Environment) -> Iterator[Finding]:
     if not given.startswith("s3://") and RUN_ID.match(given) is None:
         yield Finding(id="BTS-208", path="resume_from", message="is neither a run nor an S3 URI", given=given)
         return
-    yield from _asked("resume_from", partial(_checkpoints, resume_uri(given, stack), given))
+    uri = resume_uri(given, stack)
+    unreadable = _unreadable(uri, stack)
+    if unreadable:
+        yield Finding(id="BTS-208", path="resume_from", message=_NO_RIGHT, given=given, legal=unreadable)
+    else:
+        yield from _asked("resume_from", partial(_checkpoints, uri, given))
 
 
 def _checkpoints(uri: str, given: str) -> list[Finding]:
@@ -183,14 +214,23 @@ def _price(instance_type: str, into: dict[str, PriceFact]) -> list[Finding]:
     return []  # a type without a listed price is the planner's finding
 
 
+QUOTAS_KNOWN_SECONDS = 60.0
+"""A quota that was raised after a refusal is seen by the next try but one."""
 _quotas: dict[str, float] = {}
+_quotas_at = -math.inf
 
 
 def _quota(entry: CapacityEntry, path: str) -> list[Finding]:
+    global _quotas_at
     name = quota_name(entry.instance_type, QUOTA_OF[entry.kind])
-    if name not in _quotas:
-        pages = client("service-quotas").get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
+    if time.monotonic() - _quotas_at > QUOTAS_KNOWN_SECONDS:
+        pages = (
+            client("service-quotas")
+            .get_paginator("list_service_quotas")
+            .paginate(ServiceCode="sagemaker", PaginationConfig={"PageSize": 100})
+        )
         _quotas.update({quota["QuotaName"]: quota["Value"] for page in pages for quota in page["Quotas"]})
+        _quotas_at = time.monotonic()
     if name not in _quotas:
         return [
             Finding(id="BTS-206", severity=Severity.WARNING, path=path, message=f"Service Quotas lists no {name!r}")

@@ -21,12 +21,11 @@ from lambdas.common.environment import environment
 from lambdas.common.errors import ImageFailed
 from lambdas.common.log import about, logger
 from lambdas.common.metrics import publish
+from lambdas.common.notices import subject
 from lambdas.common.settle import abandon
 from lambdas.common.store import RunStore
 
 log = logger("report")
-
-SUBJECT_MAX = 99  # SNS: less than 100 ASCII characters
 
 
 class WorkflowFault(BaseModel):
@@ -50,7 +49,6 @@ def handler(event: dict[str, Any], context: object) -> dict[str, Any]:
     record = store.run(request.run)
     if record is None:
         raise LookupError(f"there is no run {request.run!r}")
-    ends_now = record.status is RunStatus.RUNNING
     record = _end(store, record, request.error)
     page, document = _report(store, record)
     documents.write(record.run, documents.REPORT, document)
@@ -58,9 +56,10 @@ def handler(event: dict[str, Any], context: object) -> dict[str, Any]:
         record.run, documents.REPORT
     )  # fmt: skip
     store.update_run(record.run, report_uri=uri)
-    if ends_now:  # a report made again counts nothing twice
+    if not record.counted:  # a report made again counts nothing twice
         _count(store, record, document)
         _remember(record, document)
+        store.update_run(record.run, counted=True)
     log.info("reported", extra={"verdict": record.verdict, "uri": uri})
     answer = _answer(record, document, uri)
     _notify_once(store, record, answer, here=request.notify)
@@ -190,7 +189,6 @@ def _now(record: RunItem, attempts: list[AttemptItem]) -> datetime:
 
 def _answer(record: RunItem, document: dict[str, Any], uri: str) -> dict[str, Any]:
     verdict = record.verdict or Verdict.WORKFLOW_FAILED
-    subject = f"{record.run}: {verdict}".encode("ascii", "replace").decode()[:SUBJECT_MAX]
     text = [
         f"Run {record.run} ended: {verdict}.",
         record.cause or RULES[verdict].meaning,
@@ -203,7 +201,7 @@ def _answer(record: RunItem, document: dict[str, Any], uri: str) -> dict[str, An
         "status": record.status.value,
         "cause": (record.cause or "")[:1_000],
         "report": uri,
-        "subject": subject,
+        "subject": subject(f"{record.run}: {verdict}"),
         "message": "\n\n".join(text),
         **{key: document.get(key) for key in ("first_loss", "final_loss", "steps", "tokens_per_second")},
     }

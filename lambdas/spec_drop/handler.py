@@ -38,6 +38,8 @@ class S3Object(BaseModel):
 
 def handler(event: dict[str, Any], context: object) -> dict[str, str]:
     dropped = S3Object.model_validate(event["detail"]["object"])
+    if dropped.key.endswith("/"):  # how the console makes a folder
+        return {"run": "", "result": "a folder, no spec"}
     run = run_name(dropped)
     about(log, run)
     version: dict[str, Any] = {"VersionId": dropped.version_id} if dropped.version_id else {}

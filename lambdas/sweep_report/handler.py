@@ -12,10 +12,9 @@ from blackwell.report.sweep import render_sweep_html
 from blackwell.sweep.compare import build_sweep_report
 from lambdas.common import sweeps
 from lambdas.common.log import about, logger
+from lambdas.common.notices import subject
 
 log = logger("sweep_report")
-
-SUBJECT_MAX = 99  # SNS: less than 100 ASCII characters
 
 
 class SweepReportEvent(BaseModel):
@@ -45,6 +44,6 @@ def handler(event: dict[str, Any], context: object) -> dict[str, Any]:
         "recommended": report.recommendation.point if report.recommendation else None,
         "headline": report.headline,
         "report": uri,
-        "subject": f"sweep {request.sweep}: {report.completed} of {len(report.points)} runs"[:SUBJECT_MAX],
+        "subject": subject(f"sweep {request.sweep}: {report.completed} of {len(report.points)} runs"),
         "message": "\n\n".join(text),
     }

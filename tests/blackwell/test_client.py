@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from blackwell.client import Client, RunNotFound, StackNotFound, new_run_name
+from blackwell.client import Client, RunNotFound, RunState, StackNotFound, new_run_name
 from blackwell.findings import FindingsError
 from blackwell.live import Watcher
 from blackwell.names import RUN_ID
@@ -248,3 +248,23 @@ def test_dashboard_reads_the_same_stack(client: Client, table: Table, run: str, 
     assert found.step == 3
     assert found.curve.step == [1, 2, 3]
     client.stop(run)
+
+
+@pytest.mark.parametrize(
+    ("status", "execution", "findings", "final"),
+    [
+        (None, "FAILED", (), RunStatus.FAILED),
+        (None, "FAILED", ({"id": "BTS-001"},), RunStatus.REJECTED),
+        (RunStatus.RUNNING, "ABORTED", (), RunStatus.STOPPED),
+        (RunStatus.RUNNING, "TIMED_OUT", (), RunStatus.FAILED),
+        (RunStatus.RUNNING, "SUCCEEDED", (), RunStatus.COMPLETED),
+        (RunStatus.STOPPED, "ABORTED", (), RunStatus.STOPPED),
+        (RunStatus.COMPLETED, "RUNNING", (), None),
+        (None, "RUNNING", (), None),
+    ],
+)
+def test_how_a_run_ended_is_known_before_its_item_says_so(
+    status: RunStatus | None, execution: str, findings: tuple[dict[str, Any], ...], final: RunStatus | None
+) -> None:
+    state = RunState("r", status, execution, stage=None, item=None, attempts=(), findings=findings)
+    assert state.final_status is final

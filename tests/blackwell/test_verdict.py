@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,6 +80,17 @@ def test_verdict_of_a_job(described: dict, verdict: Verdict) -> None:
     ending = classify_job(described)
     assert ending.verdict is verdict
     assert ending.cause
+
+
+def test_a_person_who_stops_a_waiting_job_gets_no_new_one() -> None:
+    """A job that waits has been Pending; only the limit that was asked for, and reached, makes that missing capacity."""
+    begun = datetime(2026, 12, 1, tzinfo=UTC)
+    waited = job("Stopped", "Stopped", passed=("Starting", "Pending", "Stopping"))
+    waited["SecondaryStatusTransitions"][1]["StatusMessage"] = "Pending capacity"
+    waited |= {"CreationTime": begun, "TrainingEndTime": begun + timedelta(seconds=7_200)}
+    assert classify_job(waited).verdict is Verdict.STOPPED
+    assert classify_job(waited | {"StoppingCondition": {"MaxPendingTimeInSeconds": 7_201}}).verdict is Verdict.STOPPED
+    assert classify_job(waited | {"StoppingCondition": {"MaxPendingTimeInSeconds": 7_200}}).verdict is Verdict.CAPACITY
 
 
 def test_a_stop_of_ours_has_our_reason() -> None:

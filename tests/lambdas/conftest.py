@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -71,6 +72,7 @@ def workshop(aws: LocalAws, deployed: dict[str, str], run: str, monkeypatch: pyt
     lambda_environment.environment.cache_clear()
     monkeypatch.setattr(lambda_aws, "_client", found.client)
     monkeypatch.setattr(preflight, "_quotas", {})
+    monkeypatch.setattr(preflight, "_quotas_at", -math.inf)
     return found
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from lambda_helpers import Workshop, client_error, job_spec
+from lambda_helpers import DATA, Workshop, client_error, job_spec
 
 from blackwell.runs import AttemptStatus, RunStatus
 from blackwell.spec import parse_job_spec
 from blackwell.verdict import Verdict
+from lambdas.common import environment as lambda_environment
+from lambdas.common.environment import environment
 from lambdas.common.store import RunStore
+from lambdas.plan import preflight
 from lambdas.plan.handler import handler
 
 Planned = Callable[..., dict[str, Any]]
@@ -36,7 +40,7 @@ def test_an_accepted_spec_is_written_down(workshop: Workshop, planned: Planned, 
     assert record.status is RunStatus.RUNNING
     assert (attempt.status, attempt.capacity_index) == (AttemptStatus.PLANNED, 0)
     assert attempt.overrides["global_batch_size"] == 8
-    assert parse_job_spec(workshop.document(run, "spec.json")) == parse_job_spec(job_spec())
+    assert parse_job_spec(workshop.document(run, "spec.json")) == parse_job_spec(job_spec(budget={"max_cost_usd": 100}))
     assert workshop.document(run, "plan.json")["resolved"]["training"]["micro_batch_size"] == 4
 
 
@@ -94,8 +98,10 @@ def test_spot_without_a_long_enough_wait(workshop: Workshop, run: str) -> None:
     assert "BTS-008" in ids(send(run, job_spec(capacity=[spot])))
 
 
-def test_missing_data_is_refused(workshop: Workshop, run: str) -> None:
+def test_missing_data_is_refused(workshop: Workshop, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ids(send(run, job_spec(data={"train": "datasets/nowhere/"}))) == {"BTS-205"}
+    monkeypatch.setenv("DATA_BUCKETS", "no-such-bucket-anywhere")
+    lambda_environment.environment.cache_clear()
     other = f"{run}-2"
     assert ids(send(other, job_spec(data={"train": "s3://no-such-bucket-anywhere/x/"}))) == {"BTS-205"}
 
@@ -124,6 +130,68 @@ def test_a_small_quota_is_named(workshop: Workshop, run: str) -> None:
     answer = send(run, job_spec())
     assert ids(answer) == {"BTS-203"}
     assert "ml.c7i.2xlarge for training job usage" in answer["cause"]
+
+
+def test_a_quota_that_was_raised_is_seen(workshop: Workshop, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    workshop.quotas.values["ml.c7i.2xlarge for training job usage"] = 0.0
+    assert not send(run, job_spec())["accepted"]
+    workshop.quotas.values["ml.c7i.2xlarge for training job usage"] = 1.0
+    later = time.monotonic() + preflight.QUOTAS_KNOWN_SECONDS + 1
+    monkeypatch.setattr(preflight.time, "monotonic", lambda: later)
+    assert send(f"{run}-2", job_spec())["accepted"]
+
+
+def test_a_run_without_a_budget_has_the_stages_limit(workshop: Workshop, run: str) -> None:
+    """Forty days of eight B200 cost more than the stage allows, whether a budget is named or not."""
+    dear = [{"kind": "on-demand", "instance_type": "ml.c7i.2xlarge", "max_runtime_seconds": 3600, "hourly_price": 1.0}]
+    assert send(run, job_spec(capacity=dear))["accepted"]
+    assert workshop.document(run, "spec.json")["budget"] == {"max_cost_usd": 100.0}
+    months = {
+        "steps": 2_000_000,
+        "seq_length": 8192,
+        "precision": "bf16",
+        "processes_per_instance": 8,
+        "micro_batch_size": 1,
+    }
+    b200 = [{"kind": "on-demand", "instance_type": "ml.p6-b200.48xlarge", "max_runtime_seconds": 172_800}]
+    assert "BTS-106" in ids(send(f"{run}-2", job_spec(model="8b", capacity=b200, training=months)))
+    arn = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/prepaid"
+    plan = [{"kind": "training-plan", "instance_type": "ml.p6-b200.48xlarge", "training_plan_arn": arn}]
+    spec = parse_job_spec(job_spec(capacity=plan))
+    assert preflight.within_the_stacks_budget(spec, environment()).budget is None
+
+
+@pytest.mark.parametrize(
+    ("change", "identity"),
+    [
+        ({"data": {"train": "s3://somebody-elses/corpus/"}}, "BTS-205"),
+        ({"data": {"train": "corpus/mine/"}}, "BTS-205"),
+        ({"data": {"train": DATA, "validation": "s3://somebody-elses/corpus/"}}, "BTS-205"),
+        ({"resume_from": "s3://somebody-elses/runs/x/checkpoints/"}, "BTS-208"),
+    ],
+)
+def test_what_the_jobs_role_may_not_read_is_refused(
+    workshop: Workshop, run: str, change: dict[str, Any], identity: str
+) -> None:
+    """Whether the plan function itself could list it or not: the job would fail on instances that are paid for."""
+    answer = send(run, job_spec(**change))
+    assert ids(answer) == {identity}
+    assert "data_buckets" in answer["cause"]
+
+
+def test_a_bucket_of_the_settings_is_looked_into(workshop: Workshop, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    workshop.aws.client("s3").create_bucket(Bucket=f"{run}-corpus")
+    workshop.aws.client("s3").put_object(Bucket=f"{run}-corpus", Key="mine/manifest.json", Body=b"{}")
+    monkeypatch.setenv("DATA_BUCKETS", f"others,{run}-corpus")
+    lambda_environment.environment.cache_clear()
+    assert send(run, job_spec(data={"train": f"s3://{run}-corpus/mine/"}))["accepted"]
+
+
+def test_a_rejected_run_has_a_message_for_whoever_dropped_its_spec(workshop: Workshop, run: str) -> None:
+    answer = send(run, job_spec(data={"train": "datasets/nowhere/"}))
+    assert answer["subject"] == f"{run}: rejected"
+    assert "BTS-205" in answer["message"]
+    assert answer["message"].endswith("findings.json")
 
 
 def test_a_fact_that_cannot_be_read_is_a_warning(workshop: Workshop, run: str) -> None:

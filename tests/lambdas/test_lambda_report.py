@@ -118,3 +118,18 @@ def test_a_run_without_a_state_machine_is_published_once(
     for _ in range(2):
         handler({"run": run, "notify": True}, None)
     assert workshop.topic.published == [("arn:topic", f"{run}: stopped")]
+
+
+def test_a_report_that_died_before_it_counted_is_counted_when_it_is_made_again(
+    workshop: Workshop,
+    launched: Launched,
+    assessed: Callable[..., dict[str, Any]],
+    run: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    workshop.sagemaker.end(launched(), "Failed", FailureReason="AlgorithmError: , exit code: 64")
+    assessed()
+    RunStore().end_run(run, status=RunStatus.FAILED.value, verdict=Verdict.USER_ERROR.value)
+    for times in (1, 0):
+        handler({"run": run}, None)
+        assert capsys.readouterr().out.count('"RunsFailed": 1.0') == times

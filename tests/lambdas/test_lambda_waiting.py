@@ -192,7 +192,10 @@ def test_the_budget_is_asked_for_then_enforced(workshop: Workshop, launched: Lau
     name = launched(budget={"max_cost_usd": 2.0})  # at one dollar an hour
     began(workshop, name, timedelta(hours=1))
     assert only(run) == "watching"
-    began(workshop, name, timedelta(hours=1, minutes=59))
+    began(workshop, name, timedelta(hours=1, minutes=52))
+    workshop.log(name, [step_line(run, 1)])
+    assert only(run) == "watching"
+    began(workshop, name, timedelta(hours=1, minutes=53, seconds=30))  # the next look, and a checkpoint, come too late
     assert only(run) == "asked to stop: budget_reached"
     control = workshop.document(run, "control.json")
     assert control["action"] == "stop_after_step"
@@ -260,3 +263,29 @@ def test_waiting_for_capacity_is_no_silence(workshop: Workshop, launched: Launch
     began(workshop, name, timedelta(hours=9))
     workshop.sagemaker.jobs[name]["SecondaryStatus"] = "Interrupted"
     assert only(run) == "waiting"
+
+
+def test_a_run_that_ended_and_told_nobody_is_reported_again(
+    workshop: Workshop, planned: Callable[..., Any], run: str
+) -> None:
+    """The report died after it had written the run's end: the execution fails, and its event finds the run ended."""
+    planned()
+    store = RunStore()
+    store.end_run(run, status=RunStatus.COMPLETED.value, verdict=Verdict.COMPLETED.value)
+    store.update_attempt(run, 1, status=AttemptStatus.ENDED.value)
+    execution_ended(aborted(run, "FAILED"), None)
+    assert workshop.functions.invoked == [("report", {"run": run, "notify": True})]
+    store.update_run(run, notified=True)
+    execution_ended(aborted(run, "FAILED"), None)
+    assert len(workshop.functions.invoked) == 1
+
+
+def test_one_runs_trouble_hides_no_other_among_many(workshop: Workshop, planned: Callable[..., Any], run: str) -> None:
+    names = [f"{run}-{number}" for number in range(20)]
+    for name in names:
+        assert planned(name)["accepted"]
+    del workshop.stepfunctions.executions[f"arn:aws:states:::execution:machine:{names[3]}"]
+    results = guard({}, None)["results"]
+    assert set(results) == set(names)
+    assert results[names[3]].startswith("execution GONE")
+    assert {results[name] for name in names if name != names[3]} == {"no job"}
