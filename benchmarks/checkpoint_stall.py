@@ -90,7 +90,7 @@ def main() -> int:
                 "save without hashing": save_without_hashing,
                 "stall of an asynchronous save": stall,
             },
-            rounds=15,
+            rounds=61,
             warm_up=2,
         )
         ours_sync.close()
