@@ -29,7 +29,7 @@ from blackwell.planning.table import Row, scored
 from blackwell.planning.throughput import speed
 
 MEMORY_WIDTHS: dict[str, float] = {
-    "saved": 0.12, "selective": 0.06, "gathered_inputs": 0.7, "live": 0.35, "gradients": 0.4, "allocator": 0.6,
+    "saved": 0.12, "selective": 0.06, "waiting": 0.7, "ahead_tflop": 0.5, "live": 0.35, "gradients": 0.4, "allocator": 0.6,
     "logits": 0.2, "fixed_gb": 0.7,
 }  # fmt: skip
 """Standard deviation of each constant's logarithm around its prior; the allocator's of its loss."""
@@ -44,7 +44,7 @@ STACK_PRIORS: dict[str, dict[str, float]] = {
     # nanotron's pipelines: seconds per micro batch grow with the tensor ranks once they cross nodes, with the nodes
     # where gradients are not sharded, and at the allocator's limit.
     "nanotron": {
-        "gathered_inputs": 1.0, "pipelined_tensor_launch_us": 1200.0, "unsharded_node_ms": 280.0, "retry_ms": 1200.0,
+        "waiting": 1.0, "pipelined_tensor_launch_us": 1200.0, "unsharded_node_ms": 280.0, "retry_ms": 1200.0,
     },
 }  # fmt: skip
 STACK_WIDTHS: dict[str, dict[str, float]] = {

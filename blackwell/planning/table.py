@@ -228,7 +228,7 @@ def _configuration(cells: _Cells) -> tuple[Configuration | None, str | None]:
     c = Configuration(
         shape=shape, gpu=gpu, stack=stack, layout=layout, precision=precision, micro_batch=micro, accumulation=accumulation,
         seq_length=int(sizes["seq_len"] or 0), loss="none" if shape.vocab_size == 0 else "full",
-        gpus_per_node=4 if gpu.domain > 8 else 8, dropout=STACKS[stack].name in ("te-fsdp", "megatron-deepspeed"),
+        gradient_buckets=layout.data > 1, gpus_per_node=4 if gpu.domain > 8 else 8, dropout=STACKS[stack].name in ("te-fsdp", "megatron-deepspeed"),
     )  # fmt: skip
     c = _settings(c, cells)
     if not cells.text("activation_ckpt") and not stack.startswith("torchtitan"):
