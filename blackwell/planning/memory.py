@@ -174,7 +174,8 @@ def saved_bytes(c: Configuration, stack: Stack) -> tuple[float, float, float]:
     else:
         # PyTorch's per-operator list keeps the layer's input, attention outputs and every second matrix product;
         # quantized products are no operators of that list, their quantized inputs are kept instead.
-        products = 2 * (h / along + (a + kv) / tp + f / tp)
+        # The down-projection's output is on the list too, but a compiler finds that no backward pass reads it.
+        products = 2 * ((0 if c.compiled else h / along) + (a + kv) / tp + f / tp)
         copies = COPY_BYTES.get(c.precision, 0.0) * (2 * h / along + a / tp + f / tp)
         selective = 2 * (h / along + a / tp) + (1 - quantized) * products + quantized * copies
     return none, selective, 2 * h / along
@@ -186,8 +187,7 @@ def logit_bytes(c: Configuration, stack: Stack) -> float:
     whole = stack.parallel_logit_bytes if parallel else stack.logit_bytes
     if c.loss == "chunked":
         return stack.whole_chunk_bytes + whole / CHUNKS
-    # A loss in steps is no part of what is compiled, unless the whole step is one graph.
-    return whole * (COMPILED_LOGITS if c.loss == "compiled" and (not parallel or not stack.reduction_stream) else 1.0)
+    return whole * (COMPILED_LOGITS if c.loss == "compiled" and not stack.reduction_stream else 1.0)
 
 
 def waiting_bytes(c: Configuration, k: MemoryConstants, stack: Stack, stage: Stage) -> float:
@@ -309,14 +309,14 @@ def _stage_memory(c: Configuration, k: MemoryConstants, stack: Stack, stage: Sta
     }
     moment = max(moments, key=lambda name: sum(moments[name]))
     g, ga, ac, qu, li, lo = (value / GB for value in moments[moment])
-    if moment == "end":
-        apart = 0.0
     w, o = weights / GB, optimizer / GB
     allocated = w + g + o + ga + ac + qu + li + lo + k.fixed_gb
     lost = k.allocator - 1
     if c.precision is Precision.NVFP4 and stack.keeps_quantized_weights:
         lost *= NVFP4_FRAGMENTATION
-    reserved = (1 + lost) * allocated + apart / GB
+    # At the end the gradients and reductions are part of what is allocated; before, they only keep their blocks.
+    before = w + o + k.fixed_gb + max(sum(moments["loss"]), sum(moments["backward"])) / GB
+    reserved = max((1 + lost) * allocated, (1 + lost) * before + apart / GB)
     # At the GPU's limit the allocator waits for the collectives and takes what they held.
     free = max(0.0, c.gpu.memory_gib_usable * GIB / GB - reserved)
     waiting = min(waiting_bytes(c, k, stack, stage) / GB, free)
