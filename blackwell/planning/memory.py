@@ -174,8 +174,7 @@ def saved_bytes(c: Configuration, stack: Stack) -> tuple[float, float, float]:
     else:
         # PyTorch's per-operator list keeps the layer's input, attention outputs and every second matrix product;
         # quantized products are no operators of that list, their quantized inputs are kept instead.
-        # The down-projection's output is on the list too, but a compiler finds that no backward pass reads it.
-        products = 2 * ((0 if c.compiled else h / along) + (a + kv) / tp + f / tp)
+        products = 2 * (h / along + (a + kv) / tp + f / tp)
         copies = COPY_BYTES.get(c.precision, 0.0) * (2 * h / along + a / tp + f / tp)
         selective = 2 * (h / along + a / tp) + (1 - quantized) * products + quantized * copies
     return none, selective, 2 * h / along
