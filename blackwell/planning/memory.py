@@ -267,15 +267,19 @@ def _stage_memory(c: Configuration, k: MemoryConstants, stack: Stack, stage: Sta
         layers = stage.layers if not (recomputes and zero >= 3) else min(1.0, stage.layers)
         quantized = copies * layer * layers * c.quantized_layers
 
-    gathered = reduction = 0.0
+    gathered = root_gathered = reduction = layer_reduction = 0.0
     if zero >= 3:
         gathered = stack.compute_bytes * layer * (2 if c.reshard else stage.layers)
         if stage.head or stage.embedding:
-            gathered += stack.compute_bytes * vocabulary
-        reduction = (stack.compute_bytes + stack.reduce_bytes) * max(layer, vocabulary if stage.head else 0)
+            root_gathered = stack.compute_bytes * vocabulary
+            gathered += root_gathered
+        layer_reduction = (stack.compute_bytes + stack.reduce_bytes) * layer
+        reduction = max(
+            layer_reduction, (stack.compute_bytes + stack.reduce_bytes) * vocabulary if stage.head else 0.0
+        )
         if layout.pipeline > 1:
             # Gradients of all micro batches add up unsharded, in the width of the reduction, before they are reduced.
-            reduction = stack.reduce_bytes * (stage.layers * layer + root)
+            reduction = layer_reduction = stack.reduce_bytes * (stage.layers * layer + root)
 
     logits = 0.0
     if stage.head and s.vocab_size and c.loss != "none":
@@ -304,7 +308,12 @@ def _stage_memory(c: Configuration, k: MemoryConstants, stack: Stack, stage: Sta
     moments = {
         "loss": (held, gathered + unreduced, activations, quantized, 0.0, logits),
         "backward": (held, gathered + unreduced, activations, quantized, live, 0.0),
-        "end": (gradients, gathered + reduction, 0.0, 0.0, last_live, 0.0),
+        # The first layer runs backward and is reduced, then the embedding is reduced alone.
+        "end": max(
+            (gradients, gathered + layer_reduction, 0.0, 0.0, last_live, 0.0),
+            (gradients, root_gathered + reduction, 0.0, 0.0, 0.0, 0.0),
+            key=sum,
+        ),
     }
     moment = max(moments, key=lambda name: sum(moments[name]))
     g, ga, ac, qu, li, lo = (value / GB for value in moments[moment])
