@@ -289,6 +289,9 @@ def _stage_memory(c: Configuration, k: MemoryConstants, stack: Stack, stage: Sta
             if stack.chunk_logits:
                 # One chunk, the head's gradient in 32 bit and as it is handed on, the gradient of the hidden states.
                 logits = min(logits * CHUNKS, stack.chunk_logits * stack.logit_bytes) + 2 * 4 * vocabulary
+            elif zero >= 3 and stack.sums_head_gradient:
+                # The head's whole gradient adds up over the chunks; a chunk's own is there when its logits are gone.
+                logits = max(logits, stack.compute_bytes * vocabulary) + stack.reduce_bytes * vocabulary
             logits += (2 if stack.chunk_logits else 4) * tokens * s.hidden_size
         logits += 2 * 2 * tokens * s.hidden_size * (1 - 1 / tp)  # the head's gathered input and its gradient
 

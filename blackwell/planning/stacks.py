@@ -66,6 +66,8 @@ class Stack:
     """Per logit of a full cross-entropy: bf16 logits, fp32 copy, fp32 and bf16 gradient; 5 where it works in place."""
     parallel_logit_bytes: float = 0
     """The same where tensor ranks divide the vocabulary, in a loss written out in steps; 0 where there is no other."""
+    sums_head_gradient: bool = False
+    """A chunked cross-entropy adds up the head's whole gradient over its chunks and reduces it once."""
     whole_chunk_bytes: float = 0
     """Per logit that a chunked cross-entropy keeps of all chunks, where it cuts the logits and not their making."""
     compiled_by_default: bool = False
@@ -99,8 +101,9 @@ STACKS: Mapping[str, Stack] = {
             fused_kernels=False,
             saves_quantized=(Precision.NVFP4,),
             parallel_logit_bytes=16,
+            sums_head_gradient=True,
             evidence="FSDP2 mixed precision, fp32 parameters, fp32 reduction; its FP8 and MXFP8 layers save bf16; the loss of "
-            "tensor ranks holds log-probabilities, their exponential and two gradients in fp32 (torch's tensor/parallel/loss.py)",
+            "tensor ranks holds log-probabilities, their exponential and two gradients in fp32 (torch's tensor/parallel/loss.py); its chunked loss turns the head's gradient synchronization off until the last chunk",
         ),
         Stack(
             "torchtitan-graph",
