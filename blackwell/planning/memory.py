@@ -172,10 +172,13 @@ def saved_bytes(c: Configuration, stack: Stack) -> tuple[float, float, float]:
     elif stack.selective == "products":
         selective = 2 * (3 * h / along + (a + 2 * kv) / tp + ups / tp) + c.attention_bytes * a / tp
     else:
-        # PyTorch's per-operator list keeps the layer's input, attention outputs and every second matrix product;
-        # quantized products are no operators of that list, their quantized inputs are kept instead.
-        products = 2 * (h / along + (a + kv) / tp + f / tp)
-        copies = COPY_BYTES.get(c.precision, 0.0) * (2 * h / along + a / tp + f / tp)
+        # PyTorch's per-operator list keeps the layer's input, attention outputs and every second matrix product, of which
+        # a compiler drops the down-projection's output, since no backward pass reads it. Quantized products are no
+        # operators of that list: their quantized inputs are kept instead, where they cannot be quantized again from
+        # what is kept anyway (the layer's input, the attention's output).
+        down = 0.0 if c.compiled and stack.reduction_stream else h / along
+        products = 2 * (down + (a + kv) / tp + f / tp)
+        copies = COPY_BYTES.get(c.precision, 0.0) * (h / along + f / tp)
         selective = 2 * (h / along + a / tp) + (1 - quantized) * products + quantized * copies
     return none, selective, 2 * h / along
 
