@@ -398,7 +398,9 @@ def _settings(c: Configuration, cells: _Cells) -> Configuration:
         changes["loss"] = "chunked"  # torchtitan's default by the time it planned its own memory
     elif stack == "torchtitan" and c.gpu.name.split("-")[0] not in ("A100", "H100"):
         changes["loss"] = "chunked"  # tables of newer GPUs are from versions with that default
-    if changes.get("loss", c.loss) == "full" and changes["compiled"]:
+    # The graph trainer captures one graph but runs it operator by operator unless a full compilation is asked for.
+    fused = changes["compiled"] and "graph_trainer" not in lowered
+    if changes.get("loss", c.loss) == "full" and fused:
         changes["loss"] = "compiled"
     if c.loss == "none":
         changes["loss"] = "none"
