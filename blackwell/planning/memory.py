@@ -277,9 +277,7 @@ def _stage_memory(c: Configuration, k: MemoryConstants, stack: Stack, stage: Sta
             root_gathered = stack.compute_bytes * vocabulary
             gathered += root_gathered
         layer_reduction = (stack.compute_bytes + stack.reduce_bytes) * layer
-        reduction = max(
-            layer_reduction, (stack.compute_bytes + stack.reduce_bytes) * vocabulary if stage.head else 0.0
-        )
+        reduction = max(layer_reduction, (stack.compute_bytes + stack.reduce_bytes) * vocabulary if stage.head else 0.0)
         if layout.pipeline > 1:
             # Gradients of all micro batches add up unsharded, in the width of the reduction, before they are reduced.
             reduction = layer_reduction = stack.reduce_bytes * (stage.layers * layer + root)
