@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from planning_strategies import configurations
 
@@ -58,6 +58,7 @@ def test_checkpointing_never_costs_memory_of_saved_activations(c: Configuration)
     c = replace(c, layout=replace(c.layout, pipeline=1))  # which stage is the fullest may change with it
     none = memory(replace(c, checkpointing=ActivationCheckpointing.NONE), constants(c.stack).memory)
     full = memory(replace(c, checkpointing=ActivationCheckpointing.FULL), constants(c.stack).memory)
+    assume(none.moment != "end")  # at the end of the backward pass nothing saved is alive
     assert full.activations <= none.activations * (1 + 1e-9)
 
 
