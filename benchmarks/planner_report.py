@@ -261,7 +261,7 @@ def calculon_section() -> str:
 
 def constants_section() -> str:
     """The fitted constants of memory, by stack."""
-    names = ("saved", "selective", "live", "gradients", "allocator", "logits", "fixed_gb", "gathered_inputs")
+    names = ("saved", "selective", "live", "gradients", "allocator", "logits", "fixed_gb", "waiting")
     rows = [["stack", "runs for memory", "runs for speed", *names, "margin", "90 % of unseen within, memory", "speed"]]
     for name, k in all_constants().items():
         rows.append(

@@ -69,6 +69,8 @@ class Configuration:
     loss: Loss = "full"
     compiled: bool = False
     reshard: bool = True
+    gradient_buckets: bool = True
+    """A data-parallel wrapper copies gradients into buckets; off where a framework has no data ranks to wrap for."""
     accumulate_locally: bool = False
     """Sharded data parallel: whole gradients of several micro batches add up on every rank and are reduced once."""
     checkpointed_layers: float = 1.0

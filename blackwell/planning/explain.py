@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from blackwell.hardware import GB, instance
-from blackwell.planning.memory import saved_bytes
+from blackwell.planning.memory import logit_bytes, saved_bytes
 from blackwell.planning.resolve import CONTEXT_GB, base_configuration, best_choice, evaluate, place_of
 from blackwell.planning.stacks import STACKS, constants
 from blackwell.planning.throughput import bandwidth
@@ -27,7 +27,7 @@ def explain_plan(resolved: JobSpec) -> Iterator[str]:
     yield f"  sharded weights = {stack.weight_bytes:g} B x N / {shards} shards = {m.weights:.3f} GB"
     yield f"  optimizer states = {stack.optimizer_bytes:g} B x N / {shards} = {m.optimizer:.3f} GB"
     yield f"  gradients = {stack.gradient_bytes:g} B x N / {shards} where they are alive at the peak = {m.gradients:.3f} GB"
-    none, selective, full = saved_bytes(c, stack, k.memory.gathered_inputs)
+    none, selective, full = saved_bytes(c, stack)
     yield f"  saved per token and layer: none {k.memory.saved:.3f} x {none:,.0f} B, selective {k.memory.selective:.3f} x {selective:,.0f} B, full {full:,.0f} B"
     tokens = c.tokens
     yield (
@@ -38,7 +38,7 @@ def explain_plan(resolved: JobSpec) -> Iterator[str]:
     if m.quantized_weights:
         yield f"  quantized weight copies of {c.precision} = {m.quantized_weights:.3f} GB"
     if s.vocab_size:
-        yield f"  logits ({c.loss}) = {tokens:,.0f} x {s.vocab_size:,} x {stack.logit_bytes:g} B x {k.memory.logits:.3f}, 1/8 where chunked = {m.logits:.3f} GB"
+        yield f"  logits ({c.loss}) = {tokens:,.0f} x {s.vocab_size:,} x {logit_bytes(c, stack):g} B x {k.memory.logits:.3f} = {m.logits:.3f} GB"
     yield f"  peak at the {m.moment}: allocated {m.allocated:.3f} GB, reserved {m.reserved:.3f} GB (allocator x {k.memory.allocator:.3f}, streams apart)"
     usable = c.gpu.memory_gib_usable * 2**30 / GB
     yield f"  fits where reserved x (1 + margin) <= {usable:.1f} - {CONTEXT_GB if place.on_gpu else 0:g} GB of context"

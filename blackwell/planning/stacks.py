@@ -41,6 +41,16 @@ class Stack:
     """Gradients are buffers that live through the whole step (Megatron's main gradients)."""
     reduction_stream: bool = True
     """Gradients are reduced, and stay, in memory of their own stream; not where one compiled graph plans it all."""
+    bucket_bytes: float = 0
+    """Of the gradients' copies in the buckets of a data-parallel wrapper (`Configuration.gradient_buckets`)."""
+    keeps_gate: bool = False
+    """SwiGLU is computed step by step, so silu(gate) is saved too."""
+    mlp_keeps_both_copies: bool = True
+    """A quantized feed-forward input is saved in both orientations (Transformer Engine's LayerNormMLP); its Linear and
+    LayerNormLinear, of which Megatron-Core builds the layer, save one."""
+    waiting_outputs: bool = False
+    """Whole tensors around tensor-parallel layers are freed by the host long before the collective that used them has
+    run, and the allocator cannot reuse their blocks until then."""
     pipeline_split: Literal["even", "by_cost"] = "even"
     saves_quantized: tuple[Precision, ...] = ()
     """Precisions whose layers save their inputs quantized (Transformer Engine: all), not in 16 bit."""
@@ -54,6 +64,12 @@ class Stack:
     """Logits of one chunk of a chunked cross-entropy; 0 where the tokens are cut into eight."""
     logit_bytes: float = 12
     """Per logit of a full cross-entropy: bf16 logits, fp32 copy, fp32 and bf16 gradient; 5 where it works in place."""
+    parallel_logit_bytes: float = 0
+    """The same where tensor ranks divide the vocabulary, in a loss written out in steps; 0 where there is no other."""
+    sums_head_gradient: bool = False
+    """A chunked cross-entropy adds up the head's whole gradient over its chunks and reduces it once."""
+    whole_chunk_bytes: float = 0
+    """Per logit that a chunked cross-entropy keeps of all chunks, where it cuts the logits and not their making."""
     compiled_by_default: bool = False
     gib_column: bool = False
     """The published tables of this stack print GiB."""
@@ -84,7 +100,10 @@ STACKS: Mapping[str, Stack] = {
             8,
             fused_kernels=False,
             saves_quantized=(Precision.NVFP4,),
-            evidence="FSDP2 mixed precision, fp32 parameters, fp32 reduction; its FP8 and MXFP8 layers save bf16",
+            parallel_logit_bytes=16,
+            sums_head_gradient=True,
+            evidence="FSDP2 mixed precision, fp32 parameters, fp32 reduction; its FP8 and MXFP8 layers save bf16; the loss of "
+            "tensor ranks holds log-probabilities, their exponential and two gradients in fp32 (torch's tensor/parallel/loss.py); its chunked loss turns the head's gradient synchronization off until the last chunk",
         ),
         Stack(
             "torchtitan-graph",
@@ -93,9 +112,18 @@ STACKS: Mapping[str, Stack] = {
             8,
             compiled_by_default=True,
             reduction_stream=False,
+            parallel_logit_bytes=16,
             evidence="torchtitan's graph trainer and SimpleFSDP: one compiled graph",
         ),
-        Stack("torchtune", 2, 2, 4, fused_kernels=False, evidence="bf16 parameters and bf16 AdamW on one GPU"),
+        Stack(
+            "torchtune",
+            2,
+            2,
+            4,
+            fused_kernels=False,
+            whole_chunk_bytes=2,
+            evidence="bf16 parameters and bf16 AdamW on one GPU; its chunked loss cuts the bf16 logits and widens one chunk at a time",
+        ),
         Stack(
             "blackwell-torch",
             4,
@@ -133,6 +161,7 @@ STACKS: Mapping[str, Stack] = {
             gradient_buffers=True,
             saves_quantized=QUANTIZED,
             keeps_quantized_weights=True,
+            mlp_keeps_both_copies=False,
             selective="core_attention",
             evidence="Megatron-LM distributed optimizer: bf16 weights, fp32 main gradients, fp32 master and Adam; theoretical_memory_usage.py",
         ),
@@ -145,6 +174,7 @@ STACKS: Mapping[str, Stack] = {
             logit_bytes=5,
             saves_quantized=QUANTIZED,
             keeps_quantized_weights=True,
+            mlp_keeps_both_copies=False,
             selective="core_attention",
             evidence="Megatron-Core under NeMo and Megatron-Bridge: their performance recipes keep gradients in bf16 (grad_reduce_in_fp32=False)",
         ),
@@ -160,12 +190,19 @@ STACKS: Mapping[str, Stack] = {
         Stack(
             "nanotron",
             2,
-            6,
+            4,
             12,
+            bucket_bytes=2,
+            keeps_gate=True,
+            waiting_outputs=True,
+            logit_bytes=10,
+            parallel_logit_bytes=14,
             gradient_buffers=True,
             pipeline_split="by_cost",
             gib_column=True,
-            evidence="bf16 weights and gradients, fp32 accumulated gradients, fp32 master and Adam; pipeline blocks cut by compute cost",
+            evidence="bf16 weights, fp32 accumulated gradients, fp32 master and Adam, bf16 gradients in DDP buckets where there are "
+            "data ranks; column-parallel inputs gathered into one shared buffer, row-parallel outputs whole until they are scattered; "
+            "a sharded cross-entropy in steps; pipeline blocks cut by compute cost",
         ),
         Stack(
             "transformer-engine",
@@ -190,8 +227,12 @@ class MemoryConstants:
     """Times the counted bytes of saved activations."""
     selective: float = 1.0
     """The same with selective checkpointing."""
-    gathered_inputs: float = 0.0
-    """Inputs of column-parallel layers, per layer, that stay gathered from the tensor ranks until the backward pass."""
+    waiting: float = 0.0
+    """Pairs of whole tensors around a layer's tensor-parallel products whose blocks still wait for their collectives when
+    the forward pass is issued, per layer and micro batch (`Stack.waiting_outputs`)."""
+    ahead_tflop: float = 1.6
+    """Work of one layer's forward pass on a rank, TFLOP, above which the host of a two-stage pipeline runs ahead of the GPU,
+    so that tensors wait; with s stages the work of (s - 1)**2 layers counts."""
     live: float = 1.0
     """Layers' worth of activations and their gradients alive while one layer runs backward."""
     gradients: float = 0.8

@@ -228,7 +228,7 @@ def _configuration(cells: _Cells) -> tuple[Configuration | None, str | None]:
     c = Configuration(
         shape=shape, gpu=gpu, stack=stack, layout=layout, precision=precision, micro_batch=micro, accumulation=accumulation,
         seq_length=int(sizes["seq_len"] or 0), loss="none" if shape.vocab_size == 0 else "full",
-        gpus_per_node=4 if gpu.domain > 8 else 8, dropout=STACKS[stack].name in ("te-fsdp", "megatron-deepspeed"),
+        gradient_buckets=layout.data > 1, gpus_per_node=4 if gpu.domain > 8 else 8, dropout=STACKS[stack].name in ("te-fsdp", "megatron-deepspeed"),
     )  # fmt: skip
     c = _settings(c, cells)
     if not cells.text("activation_ckpt") and not stack.startswith("torchtitan"):
@@ -398,7 +398,9 @@ def _settings(c: Configuration, cells: _Cells) -> Configuration:
         changes["loss"] = "chunked"  # torchtitan's default by the time it planned its own memory
     elif stack == "torchtitan" and c.gpu.name.split("-")[0] not in ("A100", "H100"):
         changes["loss"] = "chunked"  # tables of newer GPUs are from versions with that default
-    if changes.get("loss", c.loss) == "full" and changes["compiled"]:
+    # The graph trainer captures one graph but runs it operator by operator unless a full compilation is asked for.
+    fused = changes["compiled"] and "graph_trainer" not in lowered
+    if changes.get("loss", c.loss) == "full" and fused:
         changes["loss"] = "compiled"
     if c.loss == "none":
         changes["loss"] = "none"
