@@ -503,15 +503,33 @@ def parse_job_spec_text(text: str) -> JobSpec:
     Raises:
         FindingsError: for text that is no JSON (with line and column), and as `parse_job_spec`.
     """
+    return parse_job_spec(parse_json(text))
+
+
+def parse_json(text: str) -> Any:
+    """The document, of which nothing is dropped or bent: a name given twice, NaN and Infinity are refused.
+
+    Raises:
+        FindingsError: BTS-002 with line and column where the text is no JSON; BTS-009.
+    """
     try:
-        document = json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_each_name_once)
     except json.JSONDecodeError as error:
         raise FindingsError(
             [Finding(id="BTS-002", message=f"{error.msg} at line {error.lineno} column {error.colno}")]
         ) from None
     except RecursionError:
         raise FindingsError([Finding(id="BTS-002", message="nested too deeply")]) from None
-    return parse_job_spec(document)
+
+
+def _each_name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            message = f"the name {name[:100]!r} stands twice in one object; which of its values is meant?"
+            raise FindingsError([Finding(id="BTS-002", message=message, given=value)])
+        found[name] = value
+    return found
 
 
 def load_job_spec(path: Path) -> JobSpec:

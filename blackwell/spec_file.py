@@ -4,13 +4,12 @@ what travels to AWS is JSON.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from blackwell.findings import Finding, FindingsError
-from blackwell.spec import JobSpec, parse_job_spec
+from blackwell.spec import JobSpec, parse_job_spec, parse_json
 
 YAML_SUFFIXES = (".yaml", ".yml")
 Spec = TypeVar("Spec")
@@ -32,24 +31,11 @@ def load_spec_file(path: Path, parse: Callable[[object], Spec]) -> Spec:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise FindingsError([Finding(id="BTS-002", message=f"not UTF-8 at byte {error.start}")]) from None
-    document = _yaml(text) if path.suffix.lower() in YAML_SUFFIXES else _json(text)
+    document = _yaml(text) if path.suffix.lower() in YAML_SUFFIXES else parse_json(text)
     try:
         return parse(document)
     except FindingsError as refused:
         raise FindingsError(located(refused.findings, text)) from None
-
-
-def _json(text: str) -> Any:
-    def refuse(constant: str) -> float:
-        message = "JSON has no NaN and no Infinity"
-        raise FindingsError([Finding(id="BTS-009", message=message, given=constant, legal="a finite number")])
-
-    try:
-        return json.loads(text, parse_constant=refuse)
-    except json.JSONDecodeError as error:
-        raise _syntax(f"{error.msg} at line {error.lineno} column {error.colno}") from None
-    except RecursionError:
-        raise _syntax("nested too deeply") from None
 
 
 def _yaml(text: str) -> Any:

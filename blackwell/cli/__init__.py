@@ -6,6 +6,7 @@ severity error (refused), others as the command documents.
 
 from __future__ import annotations
 
+import os
 import sys
 from difflib import get_close_matches
 from importlib import import_module
@@ -57,6 +58,13 @@ def main(arguments: list[str] | None = None) -> None:
         for finding in refused.findings:
             print(finding.line(), file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{where}{error.strerror or error}", file=sys.stderr)
+        sys.exit(1)
 
 
 def usage() -> str:

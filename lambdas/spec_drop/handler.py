@@ -14,6 +14,8 @@ from typing import Any
 from botocore.exceptions import ClientError
 from pydantic import BaseModel, ConfigDict, Field
 
+from blackwell.findings import FindingsError
+from blackwell.spec import parse_json
 from lambdas.common.aws import client, error_code
 from lambdas.common.environment import environment
 from lambdas.common.log import about, logger
@@ -65,15 +67,11 @@ def run_name(dropped: S3Object) -> str:
 
 
 def execution_input(text: str) -> str:
-    """The spec itself; text that StartExecution would refuse travels as a JSON string, so that Plan can say why."""
+    """The spec itself; text that StartExecution would refuse, or bend, travels as a JSON string: Plan then says why."""
     if len(text.encode()) > INPUT_MAX:
         return json.dumps(text[:1_000])
     try:
-        json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        parse_json(text)
+    except FindingsError:
         return json.dumps(text)
     return text
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)

@@ -178,3 +178,21 @@ def test_a_cold_plan_loads_neither_the_table_nor_numeric_libraries() -> None:
     seconds, loaded = done.stdout.split(maxsplit=1)
     assert loaded.strip() == "[]"
     assert float(seconds) < 1.5  # a gross bound that a loaded machine keeps; benchmarks/planner_speed.py measures
+
+
+@pytest.mark.parametrize("arguments", [["plan", "examples/jobs/8b-b200-bf16.json", "--grid", "--picture"]])
+def test_a_file_that_cannot_be_written_is_one_line(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = tmp_path / "nowhere" / "file"
+    with pytest.raises(SystemExit) as left:
+        main([*arguments, str(nowhere)])
+    assert left.value.code == 1
+    assert capsys.readouterr().err == f"{nowhere}: No such file or directory\n"
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = f"{sys.executable} -m blackwell plan examples/jobs/8b-b200-bf16.json --grid --explain | head -n 1"
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert ended.stderr == ""
+    assert len(ended.stdout.splitlines()) == 1

@@ -79,6 +79,7 @@ def test_json_too(tmp_path: Path) -> None:
         ("a.yaml", "just text", "BTS-001"),
         ("a.json", '{"model": }', "BTS-002 error: .* at line 1 column 11"),
         ("a.json", '{"model": NaN}', "BTS-009"),
+        ("a.json", '{"training": {"steps": 1, "steps": 2}}', "BTS-002 error: the name 'steps' stands twice"),
         ("a.json", "[" * 100_000, "BTS-002"),
     ],
 )

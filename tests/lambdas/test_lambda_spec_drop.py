@@ -32,7 +32,9 @@ def test_the_same_event_twice_starts_one_run(workshop: Workshop, run: str) -> No
     assert len(workshop.stepfunctions.started) == 1
 
 
-@pytest.mark.parametrize("body", [b"no json", b"", b'{"a": NaN}', b"\xff\xfe", b"[" * 5_000, b"x" * 300_000])
+@pytest.mark.parametrize(
+    "body", [b"no json", b"", b'{"a": NaN}', b'{"a": 1, "a": 2}', b"\xff\xfe", b"[" * 5_000, b"x" * 300_000]
+)
 def test_what_start_execution_would_refuse_travels_as_a_string(workshop: Workshop, run: str, body: bytes) -> None:
     answer = drop(workshop, run, body)
     sent = workshop.stepfunctions.started[answer["run"]]
