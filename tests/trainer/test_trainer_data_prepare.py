@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import itertools
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +22,8 @@ from tokenizers import Tokenizer
 from blackwell.findings import FindingsError
 from trainer.data import documents, open_dataset
 from trainer.data.__main__ import main
-from trainer.data.documents import Problems, find_files, read_documents
+from trainer.data.documents import Piece, Problems, find_files, read_documents
+from trainer.data.prepare import prepare
 
 TEXTS = ["first document\nof two lines\n", "zweites Dokument: äöü €", "third <|endoftext|> with a marker inside"]
 
@@ -336,3 +340,53 @@ def test_folders_without_a_match_are_named(tmp_path: Path) -> None:
     assert find_files([tmp_path], "**/*.txt") == [tmp_path / "a.txt"]
     with pytest.raises(FindingsError, match=r"no file in the folder matches '\*\*/\*\.md'"):
         find_files([tmp_path], "**/*.md")
+
+
+def test_two_preparations_into_one_folder_do_not_mix(
+    tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("the first\n")
+    (tmp_path / "b.txt").write_text("the second, which is longer\n")
+
+    def documents() -> Iterator[Piece]:
+        """While the first one reads, a second one begins."""
+        for piece in read_documents([tmp_path / "a.txt"], Problems()):
+            assert run("prepare", "--out", tmp_path / "out", "--tokenizer", tokenizer, tmp_path / "b.txt") == 2
+            assert "BTS-008" in capsys.readouterr().err
+            yield piece
+
+    prepare(documents(), tmp_path / "out", tokenizer, Problems())
+    assert decoded(tmp_path / "out") == ["the first\n"]
+    assert run("prepare", "--overwrite", "--out", tmp_path / "out", "--tokenizer", tokenizer, tmp_path / "b.txt") == 0
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(
+    tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("some text\n")
+    (tmp_path / "file").write_text("")
+    command = ("prepare", "--tokenizer", tokenizer, tmp_path / "a.txt", "--out")
+    assert run(*command, tmp_path / "file" / "out") == 1
+    assert capsys.readouterr().err == f"{tmp_path}/file/out: Not a directory; nothing was finished\n"
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("trainer.data.prepare._HashedFile.write", full)
+    assert run(*command, tmp_path / "out") == 1
+    assert capsys.readouterr().err == f"{tmp_path}/out: No space left on device; nothing was finished\n"
+    monkeypatch.undo()
+    assert run(*command, tmp_path / "out") == 0, "what a full disk left is no dataset and in nobody's way"
+
+
+def test_a_refused_preparation_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text\n")
+    command = ("prepare", "--out", tmp_path / "out", "--tokenizer", tmp_path / "none.json", tmp_path / "a.txt")
+    assert run(*command) == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_text_of_another_type_is_said(tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": 5}\n')
+    assert run("prepare", "--out", tmp_path / "out", "--tokenizer", tokenizer, tmp_path / "a.jsonl") == 2
+    assert "a.jsonl:1: text is a JSON int, not a string" in capsys.readouterr().err

@@ -172,7 +172,7 @@ def _verify(folder: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit code 0, or 2 when findings refuse."""
+    """Exit code 0, 2 when findings refuse, 1 when the machine does: a full disk, a folder that may not be written."""
     options = _parser().parse_args(arguments)
     try:
         match options.command:
@@ -188,6 +188,10 @@ def main(arguments: list[str] | None = None) -> int:
         for finding in error.findings:
             print(finding.line(), file=sys.stderr)
         return 2
+    except OSError as error:
+        where = error.filename or getattr(options, "out", None) or getattr(options, "folder", "")
+        print(f"{where}: {error.strerror or error}; nothing was finished", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -184,6 +184,8 @@ def _json_lines(file: Path, stream: Any, keys: Keys, problems: Problems, invalid
                 problems.empty += 1
         elif isinstance(record.get(keys.prompt), str) and isinstance(record.get(keys.response), str):
             yield Piece(record[keys.response], prompt=record[keys.prompt])
+        elif keys.text in record:
+            problems.add(place, f"{keys.text} is a JSON {type(record[keys.text]).__name__}, not a string", legal)
         else:
             found = ", ".join(sorted(record)[:8]) or "none"
             problems.add(place, f"no text in the record (its keys: {found})", legal)

@@ -6,7 +6,10 @@ batch after is read. The text of a document can never produce a special token: i
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -96,8 +99,47 @@ def prepare(
 
     Raises:
         FindingsError: BTS-405 for the tokenizer, BTS-406 for documents that cannot be read, BTS-404 when nothing is
-            left to train on, BTS-008 for a folder that already holds a dataset.
+            left to train on, BTS-008 for a folder that already holds a dataset, or that another process writes to.
+        OSError: the folder cannot be written.
     """
+    out.mkdir(parents=True, exist_ok=True)
+    with _alone_in(out):
+        return _prepare(
+            documents, out, tokenizer_file, problems, eos, validation_fraction, shard_tokens, overwrite, on_tokens
+        )
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Holds the folder against other processes; a killed one holds nothing. A refused one leaves no empty folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = f"another process is writing a dataset into {folder}"
+            raise FindingsError([Finding(id="BTS-008", path="out", message=message, legal="another folder")]) from None
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _prepare(
+    documents: Iterable[Piece],
+    out: Path,
+    tokenizer_file: Path,
+    problems: Problems,
+    eos: str | None,
+    validation_fraction: float,
+    shard_tokens: int,
+    overwrite: bool,
+    on_tokens: Callable[[int, int], None],
+) -> Summary:
     tokenizer = load_tokenizer(tokenizer_file)
     eos_id = end_token_id(tokenizer, eos)
     vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
@@ -107,7 +149,6 @@ def prepare(
                 id="BTS-008", path="out", message=f"{out} already holds a dataset", legal="another folder, or --overwrite"
             )])  # fmt: skip
         (out / DATASET_MANIFEST).unlink()
-    out.mkdir(parents=True, exist_ok=True)
     for split in SPLITS:
         for stale in out.glob(f"{split}-*.bin"):
             stale.unlink()
@@ -116,16 +157,14 @@ def prepare(
     writers = {split: _SplitWriter(out, split, dtype, shard_tokens) for split in SPLITS}
     chooser = _SplitChooser(validation_fraction)
     characters = 0
-    try:
-        for pieces, encoded in _encode_ahead(tokenizer, documents):
-            tokens = 0
-            for piece, ids in zip(pieces, encoded, strict=True):
-                writer = writers[chooser(piece)]
-                tokens += writer.add(piece, ids, eos_id)
-                characters += len(piece.text) + len(piece.prompt or "")
-            on_tokens(tokens, sum(piece.last for piece in pieces))
-    finally:
-        splits = {name: done for name, writer in writers.items() if (done := writer.close())}
+    for pieces, encoded in _encode_ahead(tokenizer, documents):
+        tokens = 0
+        for piece, ids in zip(pieces, encoded, strict=True):
+            writer = writers[chooser(piece)]
+            tokens += writer.add(piece, ids, eos_id)
+            characters += len(piece.text) + len(piece.prompt or "")
+        on_tokens(tokens, sum(piece.last for piece in pieces))
+    splits = {name: done for name, writer in writers.items() if (done := writer.close())}
     problems.raise_if_any()
     if "train" not in splits:
         message = "no training tokens: the inputs hold no text"
