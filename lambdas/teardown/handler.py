@@ -38,8 +38,11 @@ def handler(event: dict[str, Any], context: Any) -> None:
 
 def _delete(event: dict[str, Any], context: Any) -> str | None:
     """Empty text when all is gone, what is left when time is up, None when another invocation goes on."""
+    from functools import partial
+
     import boto3
     from aws_lambda_powertools import Logger
+    from botocore.config import Config
 
     from lambdas.teardown.steps import STEPS, Teardown
     from lambdas.teardown.targets import Targets
@@ -49,7 +52,9 @@ def _delete(event: dict[str, Any], context: Any) -> str | None:
     cursor = event.get(CURSOR) or {"step": 0, "begun": time.time()}
     answer_by = cursor["begun"] + targets.service_timeout_seconds - ANSWER_MARGIN_SECONDS
     pause_by = time.time() + context.get_remaining_time_in_millis() / 1000 - INVOCATION_MARGIN_SECONDS
-    teardown = Teardown(targets=targets, client=boto3.client, begun=cursor["begun"], busy_at=cursor.get("busy_at"))
+    # a job's tags are one call each: with thousands of past jobs SageMaker throttles
+    client = partial(boto3.client, config=Config(retries={"mode": "adaptive", "max_attempts": 10}))
+    teardown = Teardown(targets=targets, client=client, begun=cursor["begun"], busy_at=cursor.get("busy_at"))
 
     for index in range(cursor["step"], len(STEPS)):
         name = STEPS[index].__name__

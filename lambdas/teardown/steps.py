@@ -107,10 +107,10 @@ def stop_builds(t: Teardown, until: float) -> list[str]:
     return left
 
 
-def _our_jobs(t: Teardown) -> Iterator[tuple[str, str]]:
-    """(name, status) of every job with our prefix and our stage's tag."""
+def _our_jobs(t: Teardown, **which: str) -> Iterator[tuple[str, str]]:
+    """(name, status) of the jobs with our prefix and our stage's tag; `which` narrows what ListTrainingJobs lists."""
     sagemaker, prefix = t.aws("sagemaker"), f"{t.targets.job_prefix}-"
-    for job in _pages(sagemaker, "list_training_jobs", "TrainingJobSummaries", NameContains=prefix):
+    for job in _pages(sagemaker, "list_training_jobs", "TrainingJobSummaries", NameContains=prefix, **which):
         name = job["TrainingJobName"]
         if not name.startswith(prefix):
             continue
@@ -122,20 +122,33 @@ def _our_jobs(t: Teardown) -> Iterator[tuple[str, str]]:
             yield name, job["TrainingJobStatus"]
 
 
-def stop_jobs(t: Teardown, until: float) -> list[str]:
-    """Stops our jobs and waits until none runs. SIGTERM gives the trainer 120 s for a last checkpoint.
+def _active_jobs(t: Teardown) -> list[tuple[str, str]]:
+    """(name, status) of those of our jobs that run; past jobs, of which there may be thousands, are not asked about."""
+    found = [job for status in ACTIVE for job in _our_jobs(t, StatusEquals=status)]
+    t.busy_at = t.clock() if found else t.busy_at
+    return found
 
-    Where the checkpoints are kept, jobs are first asked through their control file, which has no such limit.
+
+def checkpoint_jobs(t: Teardown, until: float) -> list[str]:
+    """Where the data is kept: asks jobs for a last checkpoint through their control file, and waits for their end.
+
+    Before anything is stopped: the end of an execution stops its job by SIGTERM, which leaves 120 s, and a large
+    checkpoint takes longer. A run that ends this way is `stopped`, so its workflow starts no other job.
     """
-    left = [(name, status) for name, status in _our_jobs(t) if status in ACTIVE]
-    t.busy_at = t.clock() if left else t.busy_at
-    asked = t.targets.retain_data and t.clock() < t.begun + GRACE_SECONDS
+    if not t.targets.retain_data or t.clock() >= t.begun + GRACE_SECONDS:
+        return []
+    left = _active_jobs(t)
     for name, status in left:
-        if status != "InProgress":
-            continue
-        if asked:
+        if status == "InProgress":
             _ask_to_stop(t, name)
-        else:
+    return [name for name, _ in left]
+
+
+def stop_jobs(t: Teardown, until: float) -> list[str]:
+    """Stops our jobs and waits until none runs. SIGTERM gives the trainer 120 s for a last checkpoint."""
+    left = _active_jobs(t)
+    for name, status in left:
+        if status == "InProgress":
             _stop_job(t, name)
     return [name for name, _ in left]
 
@@ -162,9 +175,11 @@ def _ask_to_stop(t: Teardown, name: str) -> None:
 
 
 def delete_jobs(t: Teardown, until: float) -> list[str]:
-    """Deletes the records of our jobs; all have ended by now."""
+    """Deletes the records of our jobs; all have ended by now. What was deleted is not listed again."""
     left = []
     for name, _ in _our_jobs(t):
+        if t.clock() >= until:
+            return [*left, "records of past jobs"]
         try:
             t.aws("sagemaker").delete_training_job(TrainingJobName=name)
         except ClientError as error:
@@ -298,7 +313,7 @@ def _ignore_gone(call: Callable[..., Any], **arguments: Any) -> None:
 
 
 STEPS: tuple[Step, ...] = (
-    stop_executions, stop_builds, stop_jobs, delete_jobs, deny_writes, empty_buckets,
+    checkpoint_jobs, stop_executions, stop_builds, stop_jobs, delete_jobs, deny_writes, empty_buckets,
     # once more: whatever was started meanwhile
     stop_executions, stop_jobs, delete_jobs, delete_log_streams, stay_empty,
 )  # fmt: skip

@@ -47,12 +47,13 @@ class FakeSageMaker:
 
     jobs: dict[str, dict[str, Any]]
     calls: list[str] = field(default_factory=list)
+    tags_read: int = 0
 
     def get_paginator(self, operation: str) -> Paged:
         return Paged({"list_training_jobs": self._list, "list_tags": self._tags}[operation])
 
-    def _list(self, NameContains: str) -> Iterator[dict[str, Any]]:
-        names = [n for n in self.jobs if NameContains in n]
+    def _list(self, NameContains: str, StatusEquals: str | None = None) -> Iterator[dict[str, Any]]:
+        names = [n for n in self.jobs if NameContains in n and StatusEquals in (None, self.jobs[n]["status"])]
         for start in range(0, len(names), 2):  # small pages, to see that all are read
             yield {
                 "TrainingJobSummaries": [
@@ -62,6 +63,7 @@ class FakeSageMaker:
             }
 
     def _tags(self, ResourceArn: str) -> Iterator[dict[str, Any]]:
+        self.tags_read += 1
         tags = self.jobs[ResourceArn.removeprefix("arn:")]["tags"]
         yield {"Tags": [{"Key": k, "Value": v} for k, v in tags.items()]}
 

@@ -202,6 +202,47 @@ def test_retained_data_stays_and_jobs_are_asked_for_a_checkpoint_first(world: Wo
     assert world.s3.policies == {}
 
 
+def test_with_retained_data_a_large_checkpoint_has_its_time_before_anything_is_stopped(world: World) -> None:
+    """The end of an execution stops its job within 120 s: so no execution is stopped while a job still saves."""
+    world.sagemaker.jobs = {
+        "blackwell-dev-a-a1": job(environment={ENV_CONTROL_URI: "s3://artifacts/runs/a/control.json"})
+    }
+    world.stepfunctions.running["arn:machine"] = ["arn:execution:a"]
+    saved_at, stopped_at = world.clock.now + 200, []
+    stop = world.stepfunctions.stop_execution
+
+    def save(now: float) -> None:
+        if world.s3.puts and now >= saved_at:
+            world.sagemaker.jobs.get("blackwell-dev-a-a1", {})["status"] = "Stopped"
+
+    def watch(**arguments: Any) -> None:
+        stopped_at.append(world.clock.now)
+        stop(**arguments)
+
+    world.clock.after_sleep.append(save)
+    world.stepfunctions.stop_execution = watch  # type: ignore[method-assign]
+    world.run(world.teardown(RetainData="true"))
+    assert stopped_at
+    assert min(stopped_at) >= saved_at
+    assert world.sagemaker.calls == ["delete blackwell-dev-a-a1"], "never stopped: it ended as it was asked to"
+
+
+def test_past_jobs_are_not_asked_about_while_running_ones_are_awaited(world: World) -> None:
+    world.sagemaker.jobs = {f"blackwell-dev-past-a{n}": job("Completed") for n in range(300)}
+    world.sagemaker.jobs["blackwell-dev-a-a1"] = job()
+    world.end_jobs_after(60)
+    world.run(world.teardown())
+    assert world.sagemaker.jobs == {}
+    assert world.sagemaker.tags_read < 301 + 2 * 60 / 5 + 5, "each record once, when it is deleted, and the live job's"
+
+
+def test_deleting_many_records_pauses_in_time(world: World) -> None:
+    world.sagemaker.jobs = {f"blackwell-dev-past-a{n}": job("Completed") for n in range(10)}
+    assert steps.delete_jobs(world.teardown(), until=world.clock.now) == ["records of past jobs"]
+    assert steps.delete_jobs(world.teardown(), until=world.clock.now + 1) == []
+    assert world.sagemaker.jobs == {}
+
+
 def test_everything_gone_already_is_done(world: World) -> None:
     world.s3.versions = {}
     world.stepfunctions.running = {}
@@ -280,7 +321,7 @@ def _with_steps(monkeypatch: pytest.MonkeyPatch, *made: Any) -> list[dict[str, A
             assert (FunctionName, InvocationType) == (Context.invoked_function_arn, "Event")
             invoked.append(json.loads(Payload))
 
-    monkeypatch.setattr("boto3.client", lambda service: Lambda())
+    monkeypatch.setattr("boto3.client", lambda service, **_: Lambda())
     monkeypatch.setattr(steps, "STEPS", made)
     return invoked
 
