@@ -43,6 +43,8 @@ esac
 login "${REPOSITORY_URI%%/*}"
 login "$BASE_REGISTRY"
 
+# An attestation beside the image would make the tag an index of manifests; SageMaker runs an image, not an index.
+export BUILDX_NO_DEFAULT_ATTESTATIONS=1
 docker build \
   --build-arg BASE_REGISTRY="$BASE_REGISTRY" \
   --build-arg BASE_REPOSITORY="$BASE_REPOSITORY" \

@@ -26,6 +26,11 @@ _ABOVE = cloudwatch.ComparisonOperator.GREATER_THAN_OR_EQUAL_TO_THRESHOLD
 _BELOW = cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD
 
 
+_TYPED_ERRORS = frozenset({"Launch", "EnsureImage"})
+"""Functions whose errors are ordinary outcomes: no capacity, throttled, not ready yet, an image that was not built. The
+workflow retries them or gives them a verdict, and the alarms on runs and builds tell of those."""
+
+
 class Alarms(Construct):
     """Missing data is no alarm: between runs there is none."""
 
@@ -84,6 +89,8 @@ class Alarms(Construct):
         for function in functions:
             owner = function.node.scope
             assert owner is not None
+            if owner.node.id in _TYPED_ERRORS:
+                continue
             self._alarm(
                 f"{owner.node.id}Errors", function.metric_errors(period=five), 1,
                 f"Function {owner.node.id} failed; its log has the error with the run's name.",

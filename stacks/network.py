@@ -5,6 +5,8 @@ Jobs reach AWS through VPC endpoints only. The functions stay outside: they call
 
 from __future__ import annotations
 
+from typing import Any
+
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
@@ -37,7 +39,7 @@ class Network(Construct):
             self,
             "Vpc",
             ip_addresses=ec2.IpAddresses.cidr(settings.vpc.cidr),
-            max_azs=settings.vpc.availability_zones,
+            **_zones(settings.vpc.availability_zones),
             nat_gateways=0,
             restrict_default_security_group=False,  # by a Lambda function of CDK's own; nothing uses that group
             subnet_configuration=[
@@ -87,3 +89,7 @@ class Network(Construct):
             destination=ec2.FlowLogDestination.to_cloud_watch_logs(group, role),
             traffic_type=ec2.FlowLogTrafficType.REJECT,
         )
+
+
+def _zones(given: int | tuple[str, ...]) -> dict[str, Any]:
+    return {"max_azs": given} if isinstance(given, int) else {"availability_zones": list(given)}

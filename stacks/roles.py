@@ -106,7 +106,7 @@ class Roles(Construct):
             ),
         ]
         if encryption.key:
-            permissions.append(key_use(encryption.key.key_arn))
+            permissions += [key_use(encryption.key.key_arn), *_outputs_and_volumes(encryption.key.key_arn)]
         if settings.vpc is not None:
             permissions.append(
                 Permission(
@@ -199,3 +199,16 @@ def log_group_arn(stack: cdk.Stack, name: str) -> str:
 def training_log_group_arn(stack: cdk.Stack) -> str:
     """ARN of the log group that all training jobs of the account share."""
     return log_group_arn(stack, TRAINING_LOG_GROUP)
+
+
+def _outputs_and_volumes(key_arn: str) -> list[Permission]:
+    """What SageMaker asks of the execution role for OutputDataConfig.KmsKeyId and, for an instance's volume, EBS."""
+    return [
+        Permission("KeyOfOutputs", ("kms:Encrypt", "kms:DescribeKey"), (key_arn,)),
+        Permission(
+            "KeyOfVolumes",
+            ("kms:CreateGrant",),
+            (key_arn,),
+            conditions={"Bool": {"kms:GrantIsForAWSResource": "true"}},
+        ),
+    ]

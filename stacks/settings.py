@@ -6,6 +6,8 @@ and from the default here. Anything unknown or illegal is refused with every fau
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -27,13 +29,26 @@ _FOREIGN_CONTEXT = ("@", "aws:", "aws-cdk:", "availability-zones:", "cli-", "vpc
 _CDK_KEYS = {"stages", "tree", "nagPacks"}
 
 
+Zone = Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d[a-z]$")]
+_ZONES_UNNAMED = 2
+"""A template that fits any region can only speak of its first two zones."""
+
+
 class VpcSettings(BaseModel):
     """A network of the stack's own: private subnets without a way out, VPC endpoints, EFA-ready security group."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     cidr: Annotated[str, Field(pattern=r"^\d{1,3}(\.\d{1,3}){3}/\d{1,2}$")] = "10.90.0.0/16"
-    availability_zones: Annotated[int, Field(ge=1, le=3)] = 2
+    availability_zones: Annotated[int, Field(ge=1, le=6)] | tuple[Zone, ...] = 2
+    """Names of zones, or how many: 1 or 2. An instance or a training plan is in one zone: name that one."""
+
+    @field_validator("availability_zones")
+    @classmethod
+    def _two_unless_named(cls, value: int | tuple[str, ...]) -> int | tuple[str, ...]:
+        if value == () or (isinstance(value, int) and value > _ZONES_UNNAMED):
+            raise ValueError('at most 2 unless they are named, for example ["us-east-1b", "us-east-1d"]')
+        return value
 
 
 class BaseImage(BaseModel):
@@ -81,7 +96,8 @@ class Settings(BaseModel):
     kms: bool = False
     """A key of our own with rotation for buckets, table, topic and logs, instead of the services' keys."""
     vpc: VpcSettings | None = None
-    """`true`, or {cidr, availability_zones}: jobs run in private subnets of a network of the stack's own."""
+    """`true`, or {cidr, availability_zones}: jobs run in private subnets of a network of the stack's own. Zones are a
+    count of 1 or 2, or names: p6 capacity and a training plan are in one zone."""
     network_isolation: bool = False
     """Jobs without any network: checkpoints by SageMaker's sync only, no control file."""
     alarm_email: Annotated[str, Field(pattern=r"^[^@\s]+@[^@\s]+\.[^@\s]+$")] | None = None
@@ -113,7 +129,10 @@ class Settings(BaseModel):
     @field_validator("vpc", mode="before")
     @classmethod
     def _vpc_flag(cls, value: Any) -> Any:
-        """`-c vpc=true` takes the defaults."""
+        """`-c vpc=true` takes the defaults; `-c vpc='{...}'` is JSON."""
+        if isinstance(value, str) and value.startswith("{"):
+            with contextlib.suppress(ValueError):
+                return json.loads(value)
         if value in (True, "true", "True"):
             return VpcSettings()
         return None if value in (False, "false", "False", "") else value

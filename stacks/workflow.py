@@ -232,7 +232,7 @@ class Workflow(Construct):
             called=called,
             substitutions={},
             topic=topic,
-            log_data=True,
+            log_data=False,  # AwaitJob's input holds its task token
         )
         self.state_machine = made.state_machine
         self._later_permissions()

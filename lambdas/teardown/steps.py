@@ -176,7 +176,7 @@ def _ask_to_stop(t: Teardown, name: str) -> None:
 
 def delete_jobs(t: Teardown, until: float) -> list[str]:
     """Deletes the records of our jobs; all have ended by now. What was deleted is not listed again."""
-    left = []
+    left: list[str] = []
     for name, _ in _our_jobs(t):
         if t.clock() >= until:
             return [*left, "records of past jobs"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,16 @@ def test_text_of_the_command_line_becomes_typed() -> None:
     assert settings.instance_types == ("ml.p6-b200.48xlarge", "ml.p5.48xlarge")
     assert settings.vpc is not None
     assert settings.base_image == PUBLISHED_PAIR
+
+
+@pytest.mark.parametrize("zones", [3, [], ["b"], ["us-east-1"]])
+def test_zones_are_two_at_most_or_named(zones: Any) -> None:
+    with pytest.raises(FindingsError) as refused:
+        load_settings({"vpc": {"availability_zones": zones}})
+    assert {f.path.split(".")[:2] == ["vpc", "availability_zones"] for f in refused.value.findings} == {True}
+    named = load_settings({"vpc": '{"availability_zones": ["us-gov-west-1a", "us-gov-west-1c"]}'})
+    assert named.vpc is not None
+    assert named.vpc.availability_zones == ("us-gov-west-1a", "us-gov-west-1c")
 
 
 def test_every_fault_is_named_at_once() -> None:

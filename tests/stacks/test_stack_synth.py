@@ -196,7 +196,8 @@ def test_alarms_of_everything_that_a_person_should_know(template: Template) -> N
     names = {n.removeprefix("Alarms")[:-8] for n in alarms}
     assert {"RunFailed", "Silence", "CheckpointNotDurable", "ThroughputDrop", "BudgetNearlySpent", "ExecutionTimedOut",
             "ImageBuildFailed"} <= names  # fmt: skip
-    assert len([n for n in names if n.endswith("Errors")]) == len(resources(template, "AWS::Lambda::Function")) - 1
+    # not of the CDK's own function; Launch's and EnsureImage's errors are ordinary outcomes with alarms of their own
+    assert len([n for n in names if n.endswith("Errors")]) == len(resources(template, "AWS::Lambda::Function")) - 3
     for alarm in (a["Properties"] for a in alarms.values()):
         assert alarm["TreatMissingData"] == "notBreaching"
         assert alarm["AlarmActions"]
@@ -236,6 +237,38 @@ def test_kms_encrypts_all_that_can_be(template_of: Callable[..., Template]) -> N
     assert "KmsMasterKeyId" in topic["Properties"]
     (table,) = resources(template, "AWS::DynamoDB::Table").values()
     assert table["Properties"]["SSESpecification"]["SSEType"] == "KMS"
+
+
+def test_jobs_may_use_the_key_for_what_they_write_and_for_their_volumes(template_of: Callable[..., Template]) -> None:
+    """SageMaker asks kms:Encrypt of the execution role for outputs, and kms:CreateGrant for an instance's volume."""
+    template = template_of(**EVERYTHING)
+    policy = next(v for k, v in resources(template, "AWS::IAM::Policy").items() if k.startswith("RolesExecution"))
+    statements = {s["Sid"]: s for s in policy["Properties"]["PolicyDocument"]["Statement"] if "Sid" in s}
+    assert set(statements["KeyOfOutputs"]["Action"]) == {"kms:Encrypt", "kms:DescribeKey"}
+    assert statements["KeyOfVolumes"]["Action"] == "kms:CreateGrant"
+    assert statements["KeyOfVolumes"]["Condition"] == {"Bool": {"kms:GrantIsForAWSResource": "true"}}
+
+
+def test_a_named_zone_is_the_network_s_only_one(template_of: Callable[..., Template]) -> None:
+    """An instance type and a training plan are in one zone; the first two of a region need not be among them."""
+    template = template_of(vpc={"availability_zones": ["us-east-1d"]})
+    (subnet,) = resources(template, "AWS::EC2::Subnet").values()
+    assert subnet["Properties"]["AvailabilityZone"] == "us-east-1d"
+
+
+def test_logs_of_state_machines_hold_no_data(template: Template) -> None:
+    """AwaitJob's input holds the task token, and a spec may hold what its owner does not want in a log."""
+    for machine in resources(template, "AWS::StepFunctions::StateMachine").values():
+        assert machine["Properties"]["LoggingConfiguration"]["IncludeExecutionData"] is False
+
+
+def test_ordinary_outcomes_page_nobody(template: Template) -> None:
+    """Capacity waits and failed builds are errors of Launch and EnsureImage, with verdicts and alarms of their own."""
+    names = [name for name in resources(template, "AWS::CloudWatch::Alarm") if "Errors" in name]
+    assert not [name for name in names if "Launch" in name or "EnsureImage" in name]
+    assert {"Plan", "Assess", "Guard", "Report"} <= {
+        n for n in ("Plan", "Assess", "Guard", "Report") if any(n in a for a in names)
+    }
 
 
 def test_vpc_has_no_way_out_but_endpoints(template_of: Callable[..., Template]) -> None:
