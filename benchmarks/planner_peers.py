@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from blackwell.hardware import GB
 from blackwell.planning.configuration import Configuration
 from blackwell.planning.table import Row
-from blackwell.planning.throughput import model_flops_per_token
 from blackwell.spec import ActivationCheckpointing, Precision
 
 MemoryPeer = Callable[[Configuration], float | None]
@@ -89,7 +88,7 @@ MEMORY_PEERS: dict[str, MemoryPeer] = {
 
 def forty_percent_of_peak(c: Configuration) -> float:
     """Tokens per second and GPU at 40 % of the dense bf16 peak."""
-    return 0.4 * c.gpu.peak_tflops[Precision.BF16] * 1e12 / model_flops_per_token(c)
+    return 0.4 * c.gpu.peak_tflops[Precision.BF16] * 1e12 / c.shape.flops_per_token(c.seq_length)
 
 
 def median_tflops(rows: Sequence[Row], fold: Callable[[Row], int]) -> dict[int, float]:
@@ -100,7 +99,9 @@ def median_tflops(rows: Sequence[Row], fold: Callable[[Row], int]) -> dict[int, 
         c = row.configuration
         assert c is not None
         assert row.tokens_per_second is not None
-        achieved[c.gpu.name, c.precision, fold(row)].append(row.tokens_per_second * model_flops_per_token(c))
+        achieved[c.gpu.name, c.precision, fold(row)].append(
+            row.tokens_per_second * c.shape.flops_per_token(c.seq_length)
+        )
     result: dict[int, float] = {}
     for row in timed:
         c = row.configuration
@@ -112,5 +113,5 @@ def median_tflops(rows: Sequence[Row], fold: Callable[[Row], int]) -> dict[int, 
             if (gpu, precision) == (c.gpu.name, c.precision) and f != fold(row)
         ]
         if others:
-            result[row.number] = statistics.median(others) / model_flops_per_token(c)
+            result[row.number] = statistics.median(others) / c.shape.flops_per_token(c.seq_length)
     return result

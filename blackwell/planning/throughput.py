@@ -85,13 +85,6 @@ class Speed:
         }
 
 
-def model_flops_per_token(c: Configuration) -> float:
-    """6N + 6 L a s: forward and backward, head counted, embedding not, causal attention counted half."""
-    s = c.shape
-    matrix = s.num_hidden_layers * s.layer_parameters + s.embedding_parameters
-    return 6.0 * matrix + 6.0 * s.num_hidden_layers * s.attention_width * c.seq_length
-
-
 def speed(c: Configuration, k: SpeedConstants, reserved_gb: float = 0.0) -> Speed:
     """Time of a step on the slowest rank.
 
@@ -228,7 +221,7 @@ def _stage_speed(c: Configuration, k: SpeedConstants, stack: Stack, stage: Stage
         elementwise=accumulation * micro_elementwise, quantize=accumulation * micro_quantize,
         recompute=accumulation * micro_again, tensor_communication=accumulation * tensor, data_communication=exposed,
         pipeline_bubble=bubble, optimizer=optimizer, launch=launch + fixed, step=step,
-        tokens_per_step=c.tokens_per_step, ranks=layout.ranks, model_flops_per_token=model_flops_per_token(c),
+        tokens_per_step=c.tokens_per_step, ranks=layout.ranks, model_flops_per_token=c.shape.flops_per_token(c.seq_length),
     )  # fmt: skip
 
 
