@@ -86,7 +86,7 @@ class Settings(BaseModel):
     max_runtime_hours: Annotated[int, Field(ge=1, le=672)] = 672
     """Per job; enforced by an IAM condition too. 672 h = 28 days is SageMaker's own limit."""
     max_budget_usd: Annotated[float, Field(gt=0)] = 10_000.0
-    """The most that a run's budget may be."""
+    """The most that a run's budget may be, and the budget of a run that names none."""
     data_buckets: tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")], ...] = ()
     """Other buckets that jobs may read training data from."""
     log_retention_days: LogRetention = 30

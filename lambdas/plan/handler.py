@@ -76,7 +76,7 @@ def _plan(request: PlanEvent) -> tuple[JobSpec, Plan, list[Finding]]:
         spec = parse_job_spec_text(request.spec) if isinstance(request.spec, str) else parse_job_spec(request.spec)
     except FindingsError as refused:
         raise FindingsError([*named, *refused.findings]) from None
-    spec = preflight.within_the_stacks_budget(spec, environment())
+    given, spec = spec, preflight.within_the_stacks_budget(spec, environment())
     findings = named + preflight.check(spec, environment())
     facts, unread = preflight.facts(spec)
     findings += unread
@@ -87,6 +87,8 @@ def _plan(request: PlanEvent) -> tuple[JobSpec, Plan, list[Finding]]:
     findings += plan.findings
     for index in range(len(spec.capacity)):
         findings += _entry_findings(request.run, spec, index, pinned(plan.resolved), facts)
+    if given.budget is None:
+        findings = [preflight.about_the_stacks_budget(finding, environment()) for finding in findings]
     return spec, plan, _unique(findings)
 
 

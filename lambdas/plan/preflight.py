@@ -103,6 +103,14 @@ def within_the_stacks_budget(spec: JobSpec, stack: Environment) -> JobSpec:
     return spec.model_copy(update={"budget": BudgetSpec(max_cost_usd=stack.max_budget_usd)})
 
 
+def about_the_stacks_budget(finding: Finding, stack: Environment) -> Finding:
+    """A finding about a budget that the spec does not name says whose budget it is."""
+    if finding.id not in ("BTS-106", "BTS-107"):
+        return finding
+    limit = f"stage {stack.stage}'s limit of ${stack.max_budget_usd:,.2f} per run (setting max_budget_usd)"
+    return finding.model_copy(update={"message": f"{finding.message}; the spec has no budget, so {limit} counts"})
+
+
 def _data(spec: JobSpec, stack: Environment) -> Iterator[Finding]:
     if spec.data is None:
         return

@@ -154,7 +154,9 @@ def test_a_run_without_a_budget_has_the_stages_limit(workshop: Workshop, run: st
         "micro_batch_size": 1,
     }
     b200 = [{"kind": "on-demand", "instance_type": "ml.p6-b200.48xlarge", "max_runtime_seconds": 172_800}]
-    assert "BTS-106" in ids(send(f"{run}-2", job_spec(model="8b", capacity=b200, training=months)))
+    answer = send(f"{run}-2", job_spec(model="8b", capacity=b200, training=months))
+    assert "BTS-106" in ids(answer)
+    assert "setting max_budget_usd" in answer["cause"]
     arn = "arn:aws:sagemaker:us-east-1:123456789012:training-plan/prepaid"
     plan = [{"kind": "training-plan", "instance_type": "ml.p6-b200.48xlarge", "training_plan_arn": arn}]
     spec = parse_job_spec(job_spec(capacity=plan))
