@@ -13,6 +13,7 @@ if __name__ == "__main__":
     INBOX.install()  # before the other imports, which take a while
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -240,10 +241,28 @@ def write_failure(places: Places, record: FailureRecord) -> None:
     places.failure.write_text(record.encode())
 
 
+def hold(root: Path) -> bool:
+    """Keeps other launchers out of the folder until this process ends, however it ends; False where one is in it.
+
+    Two would overwrite each other's checkpoints. A folder that cannot be held (none there, no locks) stops nobody.
+    """
+    try:
+        descriptor = os.open(root, os.O_RDONLY)  # closed by the end of the process; workers do not inherit it
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def main(environment: Mapping[str, str] = os.environ) -> int:
     """Runs the job of this container; returns the exit code that names the verdict."""
     INBOX.install()
     places = Places.from_environment(environment)
+    if not hold(places.root):
+        print(f"user_error: another launcher is at work in {places.root}", file=sys.stderr, flush=True)
+        return EXIT_CODES[Verdict.USER_ERROR]
     places.failure.unlink(missing_ok=True)
     try:
         config = read_config(places, environment)

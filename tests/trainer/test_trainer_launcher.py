@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ import torch.distributed as dist
 from blackwell.findings import FindingsError
 from blackwell.model import PRESETS
 from blackwell.spec import Precision, TrainingSpec
-from blackwell.trainer_config import from_hyperparameters
-from blackwell.verdict import FailureRecord, Verdict
+from blackwell.trainer_config import ENV_ML_ROOT, from_hyperparameters
+from blackwell.verdict import EXIT_CODES, FailureRecord, Verdict
+from trainer import launch
 from trainer.hosts import Council, count_gpus, find_hosts, listen, network_environment, worst
 from trainer.judge import classify, first_line, judge
 from trainer.meter import Meter, peak_tflops
@@ -317,3 +320,23 @@ def test_meter_counts_everything_between_two_steps() -> None:
     totals = meter.totals()
     assert (totals["tokens_per_second"], totals["tokens_per_second_with_warm_up"]) == (64.0, 16.0)
     assert totals["first_step_seconds"] == 10.0
+
+
+def test_a_second_launcher_leaves_the_first_ones_folder_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both would write the same checkpoints; what the first one leaves for SageMaker to read stays, too."""
+    monkeypatch.setattr(type(launch.INBOX), "install", lambda _: None)  # the test's process keeps its signals
+    failure = tmp_path / "output" / "failure"
+    failure.parent.mkdir()
+    failure.write_text("the first one's")
+    first = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(first, fcntl.LOCK_EX)
+    try:
+        assert launch.main({ENV_ML_ROOT: str(tmp_path)}) == EXIT_CODES[Verdict.USER_ERROR]
+    finally:
+        os.close(first)
+    assert capsys.readouterr().err == f"user_error: another launcher is at work in {tmp_path}\n"
+    assert failure.read_text() == "the first one's"
+    assert launch.hold(tmp_path), "the end of a launcher, however it ends, lets the next one in"
+    assert launch.hold(tmp_path / "nowhere")
