@@ -33,6 +33,7 @@ class Network(Construct):
     def __init__(self, scope: Construct, construct_id: str, *, settings: Settings, encryption: Encryption) -> None:
         super().__init__(scope, construct_id)
         self.environment: dict[str, str] = {}
+        self.job_group: ec2.SecurityGroup | None = None
         if settings.vpc is None:
             return
         vpc = ec2.Vpc(
@@ -46,7 +47,7 @@ class Network(Construct):
                 ec2.SubnetConfiguration(name="Jobs", subnet_type=ec2.SubnetType.PRIVATE_ISOLATED, cidr_mask=20)
             ],
         )
-        jobs = self._job_group(vpc)
+        self.job_group = jobs = self._job_group(vpc)
         self._flow_logs(vpc, settings, encryption)
         self._endpoints(vpc, jobs)
         self.environment = {

@@ -15,6 +15,7 @@ from blackwell.names import CONTROL_FILE, RUNS_PREFIX
 from blackwell.telemetry import TRAINING_LOG_GROUP
 from stacks.encryption import Encryption
 from stacks.image import Image
+from stacks.network import Network
 from stacks.permission import Permission, key_use
 from stacks.python_function import PythonFunction
 from stacks.roles import Roles, log_group_arn, training_log_group_arn
@@ -40,6 +41,7 @@ class Teardown(Construct):
         storage: Storage,
         image: Image,
         roles: Roles,
+        network: Network,
         state_machines: Sequence[stepfunctions.StateMachine],
     ) -> None:
         super().__init__(scope, construct_id)
@@ -57,6 +59,7 @@ class Teardown(Construct):
                 *_running_work(roles, image, state_machines, settings),
                 *_data(storage, encryption, settings),
                 *_logs(stack, settings, late_groups),
+                *_interfaces(network),
             ],
         )
         # a policy of its own: it names the function, which needs its other policy to exist
@@ -81,6 +84,7 @@ class Teardown(Construct):
                 "RetainData": settings.retain_data,
                 "TrainingLogGroup": TRAINING_LOG_GROUP,
                 "LogGroups": late_groups,
+                **({"SecurityGroup": network.job_group.security_group_id} if network.job_group else {}),
                 "ServiceTimeoutSeconds": SERVICE_TIMEOUT.to_seconds(),
             },
         )
@@ -159,6 +163,13 @@ def _data(storage: Storage, encryption: Encryption, settings: Settings) -> list[
             why="Emptying the stack's own two buckets is the purpose.",
         ),
     ]
+
+
+def _interfaces(network: Network) -> list[Permission]:
+    if network.job_group is None:
+        return []
+    why = "The action has no resource; it reads, and asks for the jobs' own security group only."
+    return [Permission("FindInterfaces", ("ec2:DescribeNetworkInterfaces",), ("*",), why=why)]
 
 
 def _logs(stack: cdk.Stack, settings: Settings, late_groups: Sequence[str]) -> list[Permission]:

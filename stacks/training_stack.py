@@ -107,6 +107,7 @@ class BlackwellTrainingStack(cdk.Stack):
             storage=self.storage,
             image=self.image,
             roles=self.roles,
+            network=self.network,
             # sweeps first: they start the others
             state_machines=[self.sweep.state_machine, self.workflow.state_machine],
         )

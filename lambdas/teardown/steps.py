@@ -304,6 +304,17 @@ def delete_log_streams(t: Teardown, until: float) -> list[str]:
     return []
 
 
+def wait_for_interfaces(t: Teardown, until: float) -> list[str]:
+    """Waits until SageMaker took its network interfaces away; until then neither subnet nor security group can go."""
+    if not t.targets.security_group:
+        return []
+    found = _pages(
+        t.aws("ec2"), "describe_network_interfaces", "NetworkInterfaces",
+        Filters=[{"Name": "group-id", "Values": [t.targets.security_group]}],
+    )  # fmt: skip
+    return [f"network interface {interface['NetworkInterfaceId']}" for interface in found]
+
+
 def _ignore_gone(call: Callable[..., Any], **arguments: Any) -> None:
     try:
         call(**arguments)
@@ -315,5 +326,5 @@ def _ignore_gone(call: Callable[..., Any], **arguments: Any) -> None:
 STEPS: tuple[Step, ...] = (
     checkpoint_jobs, stop_executions, stop_builds, stop_jobs, delete_jobs, deny_writes, empty_buckets,
     # once more: whatever was started meanwhile
-    stop_executions, stop_jobs, delete_jobs, delete_log_streams, stay_empty,
+    stop_executions, stop_jobs, delete_jobs, wait_for_interfaces, delete_log_streams, stay_empty,
 )  # fmt: skip

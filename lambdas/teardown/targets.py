@@ -23,4 +23,6 @@ class Targets(BaseModel):
     """Shared by the account: only streams of our jobs go."""
     log_groups: list[str] = Field(alias="LogGroups", default_factory=list)
     """Names that a service would give a log group of ours if it made one by itself."""
+    security_group: str = Field(alias="SecurityGroup", default="")
+    """Of the jobs in a network of the stack's own; empty without one."""
     service_timeout_seconds: int = Field(alias="ServiceTimeoutSeconds", default=3600)

@@ -84,6 +84,23 @@ class FakeSageMaker:
 
 
 @dataclass
+class FakeNetwork:
+    """Network interfaces by security group."""
+
+    interfaces: dict[str, list[str]] = field(default_factory=dict)
+
+    def get_paginator(self, operation: str) -> Paged:
+        assert operation == "describe_network_interfaces"
+        return Paged(self._list)
+
+    def _list(self, Filters: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        (wanted,) = Filters
+        assert wanted["Name"] == "group-id"
+        for group in wanted["Values"]:
+            yield {"NetworkInterfaces": [{"NetworkInterfaceId": name} for name in self.interfaces.get(group, [])]}
+
+
+@dataclass
 class FakeS3:
     """Versions and uploads of buckets; DeleteObjects refuses the keys in `locked`."""
 

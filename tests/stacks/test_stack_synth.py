@@ -278,6 +278,9 @@ def test_vpc_has_no_way_out_but_endpoints(template_of: Callable[..., Template]) 
     assert len(resources(template, "AWS::EC2::VPCEndpoint")) == 6
     launch = next(v for k, v in resources(template, "AWS::Lambda::Function").items() if k.startswith("FunctionsLaunch"))
     assert launch["Properties"]["Environment"]["Variables"]["SUBNETS"]
+    launch_group = launch["Properties"]["Environment"]["Variables"]["SECURITY_GROUPS"]["Fn::GetAtt"][0]
+    (teardown,) = resources(template, "Custom::Teardown").values()
+    assert teardown["Properties"]["SecurityGroup"] == {"Fn::GetAtt": [launch_group, "GroupId"]}
     # EFA: everything, both ways, within the group
     rules = [r["Properties"] for r in resources(template, "AWS::EC2::SecurityGroupIngress").values()]
     assert any(r["IpProtocol"] == "-1" and r.get("SourceSecurityGroupId") == r["GroupId"] for r in rules)

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from teardown_fakes import Clock, FakeBuilds, FakeLogs, FakeS3, FakeSageMaker, FakeStates, refused
+from teardown_fakes import Clock, FakeBuilds, FakeLogs, FakeNetwork, FakeS3, FakeSageMaker, FakeStates, refused
 
 from blackwell.names import STAGE_TAG
 from blackwell.trainer_config import ENV_CONTROL_URI
@@ -46,6 +46,7 @@ class World:
     sagemaker: FakeSageMaker = field(default_factory=lambda: FakeSageMaker({}))
     s3: FakeS3 = field(default_factory=lambda: FakeS3({"artifacts": [], "checkpoints": []}))
     stepfunctions: FakeStates = field(default_factory=lambda: FakeStates({"arn:machine": []}))
+    ec2: FakeNetwork = field(default_factory=FakeNetwork)
     codebuild: FakeBuilds = field(default_factory=lambda: FakeBuilds({}))
     logs: FakeLogs = field(default_factory=lambda: FakeLogs({"/aws/sagemaker/TrainingJobs": []}))
     clock: Clock = field(default_factory=Clock)
@@ -241,6 +242,23 @@ def test_deleting_many_records_pauses_in_time(world: World) -> None:
     assert steps.delete_jobs(world.teardown(), until=world.clock.now) == ["records of past jobs"]
     assert steps.delete_jobs(world.teardown(), until=world.clock.now + 1) == []
     assert world.sagemaker.jobs == {}
+
+
+def test_waits_for_the_interfaces_of_jobs_in_the_stacks_own_network(world: World) -> None:
+    """SageMaker takes them away some minutes after a job; a subnet that still has one cannot be deleted."""
+    world.ec2.interfaces = {"sg-jobs": ["eni-1", "eni-2"], "sg-other": ["eni-3"]}
+    teardown = world.teardown(SecurityGroup="sg-jobs")
+    assert steps.wait_for_interfaces(teardown, 0) == ["network interface eni-1", "network interface eni-2"]
+    gone_at = world.clock.now + 240
+
+    def take_away(now: float) -> None:
+        if now >= gone_at:
+            world.ec2.interfaces["sg-jobs"] = []
+
+    world.clock.after_sleep.append(take_away)
+    world.run(teardown)
+    assert world.clock.now >= gone_at
+    assert world.ec2.interfaces["sg-other"] == ["eni-3"]
 
 
 def test_everything_gone_already_is_done(world: World) -> None:
