@@ -71,7 +71,9 @@ def _print(state: RunState) -> None:
         out.print(f"now: {state.stage}" + (f" ({state.job_status})" if state.job_status else ""))
     item = state.item
     if item is not None:
-        out.print(f"started {item.started_at}" + (f", ended {item.ended_at}" if item.ended_at else ""))
+        out.print(
+            f"started {_second(item.started_at)}" + (f", ended {_second(item.ended_at)}" if item.ended_at else "")
+        )
         if item.cause and state.ended:
             out.print(Text(item.cause))
     if state.attempts:
@@ -88,3 +90,8 @@ def _print(state: RunState) -> None:
         out.print(Text(f"report: {item.report_uri}"), soft_wrap=True)
     if not state.ended:
         out.print(Text(f"follow it: python -m blackwell logs -f {state.run}"))
+
+
+def _second(time: str) -> str:
+    """An ISO 8601 time in UTC, however exact, to the second."""
+    return f"{time[:19].replace('T', ' ')} UTC"
