@@ -192,7 +192,10 @@ def test_a_file_that_cannot_be_written_is_one_line(
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
-    command = f"{sys.executable} -m blackwell plan examples/jobs/8b-b200-bf16.json --grid --explain | head -n 1"
-    ended = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    assert ended.stderr == ""
-    assert len(ended.stdout.splitlines()) == 1
+    command = [sys.executable, "-m", "blackwell", "plan", "examples/jobs/8b-b200-bf16.json", "--grid", "--explain"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stderr is not None
+        writer.stdout.close()
+        assert writer.stderr.read() == b""
+    assert writer.returncode == 1
