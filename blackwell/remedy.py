@@ -119,7 +119,7 @@ def _again(
 
 def _less_memory(spec: JobSpec, attempts: Sequence[AttemptItem], verdict: Verdict, now: datetime) -> Decision | None:
     last = attempts[-1]
-    steps = list(_ladder(spec, last))
+    steps = list(_ladder(spec, attempts))
     if not steps:
         return None
     changes = next((s for s in steps if _fits(spec, last, s)), steps[-1])
@@ -127,14 +127,18 @@ def _less_memory(spec: JobSpec, attempts: Sequence[AttemptItem], verdict: Verdic
     return _again(last, verdict, Remedy.LESS_MEMORY, f"out of memory: {words}", changes=changes)
 
 
-def _ladder(spec: JobSpec, last: AttemptItem) -> Iterator[dict[str, Any]]:
-    """All smaller memory needs that are left, the nearest first; each as changes to the last attempt."""
+def _ladder(spec: JobSpec, attempts: Sequence[AttemptItem]) -> Iterator[dict[str, Any]]:
+    """All smaller memory needs that are left, the nearest first; each as changes to the last attempt.
+
+    A shorter sequence only while there is no checkpoint: its position in the data counts sequences of the old length.
+    """
+    saved = any(a.durable_step for a in attempts) or spec.resume_from is not None
     changes: dict[str, Any] = {}
     while True:
-        training = apply_overrides(spec, {**last.overrides, **changes}).training
+        training = apply_overrides(spec, {**attempts[-1].overrides, **changes}).training
         micro = training.micro_batch_size if isinstance(training.micro_batch_size, int) else 1
         step = less_memory(training.activation_checkpointing, micro)
-        if step is None and spec.remedies.allow_shorter_sequence:
+        if step is None and spec.remedies.allow_shorter_sequence and not saved:
             step = _shorter_sequence(training)
         if step is None:
             return

@@ -419,6 +419,7 @@ class RemediesSpec(_Spec):
     max_attempts: Annotated[int, Field(strict=True, ge=1, le=20)] = 5
     """Training jobs that one run may create."""
     allow_shorter_sequence: bool = False
+    """After out of memory, when nothing else is left and there is no checkpoint yet: half the sequence, twice the batch."""
     allow_data_skip: bool = False
     """After divergence: one retry from an older checkpoint, past the data that was read when it happened."""
 

@@ -39,6 +39,12 @@ ENV_RESUME_URI = "BLACKWELL_RESUME_S3_URI"
 """S3 URI prefix of checkpoints of another run to start from when this run has none."""
 ENV_PLAN_CONTINUES = "BLACKWELL_PLAN_HAS_LATER_RESERVATION"
 """`1` when the training plan has a later reservation, so the job is interrupted, not ended."""
+PLAN_TAKEN_BEFORE_SECONDS = 30 * 60
+"""SageMaker begins to terminate a training plan's instances this long before a reservation ends."""
+PLAN_LAST_SAVE_SECONDS = 300
+"""The trainer makes its last save at least this long before that."""
+PLAN_END_MARGIN_SECONDS = PLAN_TAKEN_BEFORE_SECONDS + PLAN_LAST_SAVE_SECONDS
+"""No work is done this long before a reservation ends."""
 
 ENV_SKIP_DATA = "BLACKWELL_SKIP_DATA"
 """JSON {"before_step": n, "sequences": m}: resume from a checkpoint before step n and leave out the next m sequences."""

@@ -2,7 +2,8 @@
 
 BLACKWELL_TEST_FAULTS is a JSON list of objects:
 
-    kind   nan | out_of_memory | hang | kill | stop | error | slow_step | slow_data | slow_save | slow_validation | loss
+    kind   nan | out_of_memory | hang | kill | stop | error | slow_step | slow_data | slow_save | slow_validation | loss |
+           failed_save
     step   optimizer step at which it happens (slow_*: every step from this one on)
     rank   rank it happens to; default 0
     once   true (default): never again in this run, also not after a restart (a marker under checkpoints/.faults/)
@@ -17,6 +18,7 @@ BLACKWELL_TEST_FAULTS is a JSON list of objects:
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -96,10 +98,23 @@ class Faults:
                 time.sleep(0.02)
 
     def before_save(self, step: int) -> None:
-        """`slow_save` and a kill while the save goes on."""
+        """`slow_save`, a disk that fails, and a kill while the save goes on."""
+        for _ in self._due(step, "failed_save"):
+            _fail_next_file()
         for fault in self._due(step, "slow_save"):
             time.sleep(fault["seconds"])
         for fault in self._due(step, "kill_in_save"):
             timer = threading.Timer(fault.get("seconds", 0), os.kill, (os.getpid(), signal.SIGKILL))
             timer.daemon = True
             timer.start()
+
+
+def _fail_next_file() -> None:
+    """The next file of a checkpoint that this process syncs to disk fails with EIO."""
+    real = os.fsync
+
+    def fsync(descriptor: Any) -> None:
+        os.fsync = real
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    os.fsync = fsync  # type: ignore[assignment]

@@ -40,6 +40,7 @@ def classify(error: BaseException) -> tuple[Verdict, bool]:
 
     `secondary` means that the rank failed because another one did: a collective broke under it.
     """
+    from trainer.checkpoint.failure import RankLostError, StorageError
     from trainer.watch.memory import is_out_of_memory
     from trainer.watch.selfcheck import HardwareError
 
@@ -47,16 +48,22 @@ def classify(error: BaseException) -> tuple[Verdict, bool]:
         return Verdict.OUT_OF_MEMORY, False
     if isinstance(error, FindingsError):
         return Verdict.USER_ERROR, False
-    if isinstance(error, HardwareError):
+    if isinstance(error, HardwareError | StorageError):
         return Verdict.HARDWARE, False
-    text = f"{type(error).__name__} {error}".lower()
-    if type(error).__name__.startswith("Dist") or (
-        isinstance(error, RuntimeError | OSError) and any(sign in text for sign in _BROKEN_LINK)
-    ):
+    if isinstance(error, RankLostError) or is_broken_link(error):
         return Verdict.HARDWARE, True
+    text = f"{type(error).__name__} {error}".lower()
     if any(sign in text for sign in _BROKEN_DEVICE):
         return Verdict.HARDWARE, False
     return Verdict.USER_ERROR, False
+
+
+def is_broken_link(error: BaseException) -> bool:
+    """Whether a collective failed because another rank, or the way to it, is gone."""
+    text = str(error).lower()
+    return type(error).__name__.startswith("Dist") or (
+        isinstance(error, RuntimeError | OSError) and any(sign in text for sign in _BROKEN_LINK)
+    )
 
 
 def first_line(error: BaseException) -> str:

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,8 +32,18 @@ from blackwell.spec import ActivationCheckpointing
 from blackwell.telemetry import format_event
 from blackwell.trainer_config import TrainerConfig
 from blackwell.verdict import EXIT_CODES, RULES, FailureRecord, Remedy, Verdict, less_memory
-from trainer.hosts import ENV_HOST, ENV_STORE_FD, Council, Hosts, count_gpus, find_hosts, listen, network_environment
-from trainer.judge import AGREED, judge
+from trainer.hosts import (
+    ENV_HOST,
+    ENV_STORE_FD,
+    Council,
+    HostLostError,
+    Hosts,
+    count_gpus,
+    find_hosts,
+    listen,
+    network_environment,
+)
+from trainer.judge import AGREED, first_line, judge
 from trainer.settings import ENV_OVERRIDES, ENV_RESTART, Places, read_config
 from trainer.signals import die_with_parent
 from trainer.status import ENV_STATUS_DIR, STOP_FILE, read_statuses
@@ -264,20 +275,28 @@ def main(environment: Mapping[str, str] = os.environ) -> int:
         print(f"user_error: another launcher is at work in {places.root}", file=sys.stderr, flush=True)
         return EXIT_CODES[Verdict.USER_ERROR]
     places.failure.unlink(missing_ok=True)
-    try:
-        config = read_config(places, environment)
-        hosts = find_hosts(places, environment)
-    except FindingsError as error:
-        for finding in error.findings:
-            print(finding.line(), file=sys.stderr, flush=True)
-        record = FailureRecord(verdict=Verdict.USER_ERROR, cause=error.findings[0].line())
-        write_failure(places, record)
-        return EXIT_CODES[record.verdict]
-    record = Launcher(places, config, hosts, environment, INBOX).run()
+    record = run(places, environment)
     if record.verdict is not Verdict.COMPLETED:
         write_failure(places, record)
         print(f"{record.verdict.value}: {record.cause}", file=sys.stderr, flush=True)
     return EXIT_CODES.get(record.verdict, EXIT_CODES[Verdict.USER_ERROR])
+
+
+def run(places: Places, environment: Mapping[str, str]) -> FailureRecord:
+    """Reads the settings and runs the job; whatever goes wrong in the launcher itself becomes a record, too."""
+    try:
+        config = read_config(places, environment)
+        hosts = find_hosts(places, environment)
+        return Launcher(places, config, hosts, environment, INBOX).run()
+    except FindingsError as error:
+        for finding in error.findings:
+            print(finding.line(), file=sys.stderr, flush=True)
+        return FailureRecord(verdict=Verdict.USER_ERROR, cause=error.findings[0].line())
+    except HostLostError as error:
+        return error.record()
+    except Exception as error:
+        traceback.print_exception(error)
+        return FailureRecord(verdict=Verdict.USER_ERROR, cause=f"launcher: {first_line(error)}")
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ class Session:
     """The step that was not taken because the run diverged in it."""
     last_loss: float | None = None
     _stall: float = 0.0
+    _step_seconds: float = 0.0
     _plan_seen: bool = False
     _saved_at: float = field(default_factory=time.monotonic)
 
@@ -123,7 +124,8 @@ class Session:
             return Votes(stop=self.stop())
         near = self._plan_seen and time.monotonic() - self._saved_at > SHORT_INTERVAL_SECONDS
         request = self.control.take() if self.control else None
-        return Votes(stop=self.stop(), plan_end=not self._plan_seen and self.plan.reached(), save=near, request=request)
+        ends = not self._plan_seen and self.plan.reached(self.store.seconds_to_safety + self._step_seconds)
+        return Votes(stop=self.stop(), plan_end=ends, save=near, request=request)
 
     def why_diverged(self, outcome: Outcome) -> str | None:
         """Why the optimizer must not step; None where it may. Alike on all ranks."""
@@ -141,6 +143,7 @@ class Session:
         self.status.write(step=progress.step)
         stall, self._stall = self._stall, 0.0
         seconds = self.meter.step(job.tokens_per_step, self.feed.take_wait_seconds(), stall)
+        self._step_seconds = seconds
         if (summary := self.profile.after_step(progress.step, job.steps)) is not None:
             self.log.event("profile", **summary)
         if self.rank or progress.step % job.training.log_interval_steps:
@@ -197,7 +200,7 @@ class Session:
         if self.plan.continues:
             return False
         self.cause = "the training plan's last reservation ends"
-        self.flush(time.time() + FLUSH_AT_END_SECONDS)
+        self.flush(FLUSH_AT_END_SECONDS)
         return True
 
     def checkpoint_due(self) -> bool:
@@ -269,7 +272,7 @@ class Session:
         self.log.event("stop", reason=why, step=self.progress.step)
         if self.meter.steps:
             self.save(block=True)
-        self.flush((self.stop.since or time.time()) + FLUSH_AFTER_SIGNAL_SECONDS)
+        self.flush(FLUSH_AFTER_SIGNAL_SECONDS)
         return Verdict.STOPPED
 
     def diverged(self, step: int, why: str) -> Verdict:
@@ -289,8 +292,13 @@ class Session:
         with contextlib.suppress(Exception):
             self.store.wait()
 
-    def flush(self, deadline: float) -> None:
-        """Collective. Waits, until the Unix time `deadline`, for the newest checkpoint to be durable."""
+    def flush(self, seconds: float) -> None:
+        """Collective. Waits that long for the newest checkpoint to be durable; after a signal less, whenever it comes."""
+        end = time.time() + seconds
+
+        def deadline() -> float:
+            return end if self.stop.since is None else min(end, self.stop.since + FLUSH_AFTER_SIGNAL_SECONDS)
+
         with self.watchdog.slow("flush"):
-            if not self.store.flush_durable(deadline):
+            if not self.store.flush_durable(deadline, lambda: self.watchdog.beat("flush", slow=True)):
                 self.log.note(f"the checkpoint of step {self.saved_step} is complete but was not seen durable in time")

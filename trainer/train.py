@@ -10,7 +10,6 @@ import faulthandler
 import os
 import signal
 import sys
-import time
 import traceback
 from typing import Any
 
@@ -72,13 +71,17 @@ def train(s: Session) -> Verdict:
 
 
 def finish(s: Session, places: Places) -> None:
-    """After the last step: the last checkpoint, safe, and the model for others to use."""
-    s.save(block=True)
-    s.flush(time.time() + FLUSH_AT_END_SECONDS)
+    """After the last step: the last checkpoint, and, while it is copied to S3, the model for others to use."""
     totals: dict[str, Any] = s.meter.totals()
+    s.save(block=True)
+    if s.job.is_language_model:
+        export(s, places)
+    s.flush(FLUSH_AT_END_SECONDS)
     s.log.event("finish", step=s.progress.step, final_loss=s.last_loss, tokens=s.progress.tokens, **totals)
-    if not s.job.is_language_model:
-        return
+
+
+def export(s: Session, places: Places) -> None:
+    """Collective. Leaves the model where SageMaker uploads it from."""
     channel = places.channel(TRAIN_CHANNEL)
     with s.watchdog.slow("export"):
         size = export_model(

@@ -20,6 +20,7 @@ from blackwell.planning.resolve import (
     ladder,
 )
 from blackwell.spec import CapacityKind, JobSpec, Precision, Workload
+from blackwell.trainer_config import PLAN_END_MARGIN_SECONDS
 
 BLOCKING = frozenset({"BTS-103"})
 """Without these being mended there is nothing to predict."""
@@ -250,7 +251,7 @@ def _time_findings(
         yield Finding(
             id="BTS-105", severity=Severity.ERROR if alone else Severity.WARNING, path="capacity.0.training_plan_arn",
             given=entry.training_plan_arn,
-            message=f"the plan leaves {max(0.0, plan_seconds) / 3600:.1f} h of work (it ends 30 minutes early for jobs), the run needs {seconds / 3600:.1f} h",
+            message=f"the plan leaves {max(0.0, plan_seconds) / 3600:.1f} h of work (jobs must end {PLAN_END_MARGIN_SECONDS / 60:.0f} minutes before it does), the run needs {seconds / 3600:.1f} h",
             legal="a plan that ends later, fewer steps, or another capacity entry after this one",
         )  # fmt: skip
 

@@ -31,11 +31,11 @@ from blackwell.planning.resolve import (
 from blackwell.planning.runs import MeasuredRun
 from blackwell.planning.stacks import constants
 from blackwell.spec import CapacityEntry, CapacityKind, Goal, JobSpec, parse_job_spec
+from blackwell.trainer_config import PLAN_END_MARGIN_SECONDS
 
 PLAN_VERSION = 1
 DEFAULT_LENGTH = 4096
 """Tokens per sequence where the spec says auto and its goal is not the longest context."""
-PLAN_END_MARGIN_SECONDS = 1800.0
 """SageMaker stops jobs this long before a training plan ends."""
 
 

@@ -79,6 +79,17 @@ def test_a_shorter_sequence_only_where_it_is_allowed() -> None:
     assert decision.overrides == {"seq_length": 1024, "global_batch_size": 128}
 
 
+@pytest.mark.parametrize("saved", ["this run", "an earlier attempt", "the run it goes on from"])
+def test_no_shorter_sequence_over_a_checkpoint_of_longer_ones(saved: str) -> None:
+    """Its position in the data counts sequences of that length: the trainer would refuse it."""
+    floor = {"micro_batch_size": 1, "activation_checkpointing": "full"}
+    more = {"resume_from": "earlier"} if saved == "the run it goes on from" else {}
+    job = spec(training=floor, remedies={"allow_shorter_sequence": True}, **more)
+    attempts = [attempt(1, Verdict.HARDWARE, durable_step=20 if saved == "an earlier attempt" else None)]
+    attempts.append(attempt(2, Verdict.OUT_OF_MEMORY, durable_step=20 if saved == "this run" else None))
+    assert decide(job, attempts, now=NOW).action == "report"
+
+
 @pytest.mark.parametrize("verdict", [Verdict.INTERRUPTED, Verdict.WAIT_EXCEEDED, Verdict.QUOTA, Verdict.PLAN_ENDED])
 def test_next_capacity_entry_then_the_end(verdict: Verdict) -> None:
     first = decide(spec(), [attempt(1, verdict)], now=NOW)

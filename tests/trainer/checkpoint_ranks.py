@@ -12,6 +12,7 @@ import resource
 import socket
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -170,10 +171,24 @@ def two_hosts(root: Path, s3_uri: str) -> None:
         tell(about="alone", message=error.findings[0].message)
     whole = training.weights()
     again = Training(seed=5)
-    loaded = store_of(disk, s3_uri=s3_uri, asynchronous=False).load_newest(again.state)
+    store = store_of(disk, s3_uri=s3_uri, keep=2, asynchronous=False)
+    loaded = store.load_newest(again.state)
     assert loaded is not None
     again.restore(loaded.state)
     tell(about="restart", step=loaded.step, same=equal(again.weights(), whole))
+    known = store.durable_step
+    again.train()
+    store.save(5, again.state())
+    beats: list[float] = []
+    started = time.monotonic()
+    safe = store.flush_durable(time.time() + 2.5 if rank == 0 else 0.0, lambda: beats.append(time.monotonic()))
+    tell(about="flush", safe=safe, seconds=time.monotonic() - started, beats=len(beats))
+    for path in sorted((disk / "step-00000005").iterdir()):
+        S3Folder(s3_uri).upload(path, str(path.relative_to(disk)))
+    dist.barrier()
+    store.flush_durable(0.0)
+    dist.barrier()
+    tell(about="after restart", known=known, durable=store.durable_step, folders=sorted(p.name for p in disk.iterdir()))
     socket.gethostname = name
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
+import pickle
 import resource
+import signal
 import threading
+import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from botocore.exceptions import ClientError, EndpointConnectionError
 from checkpoint_state import (
     DAMAGES,
     HALF_WRITTEN,
@@ -25,13 +31,20 @@ from checkpoint_state import (
     same,
     save_steps,
 )
+from s3torchconnector import S3Exception
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from blackwell import telemetry
 from blackwell.findings import FindingsError
 from blackwell.names import MANIFEST
-from trainer.checkpoint import CheckpointStore, Manifest
-from trainer.checkpoint.group import Group
+from trainer.checkpoint import CheckpointStore, Manifest, ManifestError
+from trainer.checkpoint.durability import LocalPlaces
+from trainer.checkpoint.failure import Cause, RankFailureError, RankLostError, WriteError, cause_of, local_cause
+from trainer.checkpoint.group import Group, describe
+from trainer.checkpoint.manifest import FileEntry, write_manifest
+from trainer.checkpoint.pruning import State
+from trainer.s3 import S3Folder
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
@@ -145,6 +158,22 @@ def test_when_all_are_damaged_nothing_starts_from_scratch(tmp_path: Path, damage
     assert [f.id for f in refused.value.findings] == ["BTS-411", "BTS-411"]
     assert [Path(f.path).name for f in refused.value.findings] == ["step-00000002", "step-00000001"]
     assert all(f.message for f in refused.value.findings)
+
+
+def test_checkpoints_that_are_only_too_new_allow_a_fresh_start(tmp_path: Path) -> None:
+    """A run that goes back before its first checkpoint. One that is damaged, and old enough, still does not."""
+    save_steps(open_store(tmp_path), 10, 20)
+
+    def from_before(step: int) -> Any:
+        return lambda manifest: f"is not from before step {step}" if manifest.step >= step else None
+
+    events: Events = []
+    assert open_store(tmp_path, events).load_newest(blank_state, from_before(5)) is None
+    assert [(e["step"], len(e["skipped"])) for e in events] == [(None, 2)]
+    flip_bit(data_file(tmp_path / "step-00000010"))
+    with pytest.raises(FindingsError, match="BTS-411") as refused:
+        open_store(tmp_path).load_newest(blank_state, from_before(15))
+    assert [Path(f.path).name for f in refused.value.findings] == ["step-00000010"]
 
 
 def test_a_checkpoint_of_another_model_is_no_fresh_start(tmp_path: Path) -> None:
@@ -275,13 +304,119 @@ def test_a_checkpoint_is_kept_when_a_rank_is_lost_while_its_manifest_goes_around
         return gather(group, value)
 
     monkeypatch.setattr(Group, "gather", lost)
-    with pytest.raises(FindingsError, match="Connection closed by peer"):
+    with pytest.raises(RankLostError, match="Connection closed by peer"):
         save_steps(store, 2)
     monkeypatch.undo()
     loaded = open_store(tmp_path / "ck").load_newest(blank_state)
     assert loaded is not None
     assert loaded.step == (2 if committed else 1)
     assert loaded.skipped == []
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_a_manifest_is_written_whole_or_not_at_all(tmp_path: Path, existed: bool) -> None:
+    if existed:
+        (tmp_path / MANIFEST).write_bytes(b"before")
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_write_on_a_full_disk, args=(tmp_path, theirs))
+    child.start()
+    assert ours.poll(20)
+    assert ours.recv() == errno.EFBIG
+    child.join()
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == ({MANIFEST: b"before"} if existed else {})
+
+
+def _write_on_a_full_disk(folder: Path, answers: Any) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+    try:
+        write_manifest(folder, b"x" * 5_000)
+    except OSError as error:
+        answers.send(error.errno)
+    else:
+        answers.send("written")
+
+
+def wrapped(inner: BaseException) -> BaseException:
+    try:
+        raise RuntimeError("PytorchStreamWriter failed writing file") from inner
+    except RuntimeError as error:
+        return error
+
+
+def client_error(code: str) -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": code}}, "PutObject")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), Cause.REFUSED),
+        (wrapped(OSError(errno.ENOSPC, "No space left on device")), Cause.REFUSED),
+        (PermissionError(errno.EACCES, "Permission denied"), Cause.REFUSED),
+        (OSError(errno.EIO, "Input/output error"), Cause.STORAGE),
+        (wrapped(OSError(errno.EIO, "Input/output error")), Cause.STORAGE),
+        (TimeoutError("timed out"), Cause.STORAGE),
+        (client_error("AccessDenied"), Cause.REFUSED),
+        (client_error("NoSuchBucket"), Cause.REFUSED),
+        (client_error("SlowDown"), Cause.STORAGE),
+        (client_error("InternalError"), Cause.STORAGE),
+        (EndpointConnectionError(endpoint_url="https://s3"), Cause.STORAGE),
+        (S3Exception("Client error: Forbidden: Access Denied"), Cause.REFUSED),
+        (S3Exception("Service error: Slow down"), Cause.STORAGE),
+        (RuntimeError("Connection closed by peer [10.0.0.2]:29400"), Cause.LINK),
+        (ManifestError("__0_x_0.distcp is missing"), Cause.REFUSED),
+        (TypeError("cannot pickle this"), Cause.REFUSED),
+        (RankFailureError("rank 1: [Errno 5]", Cause.STORAGE), Cause.STORAGE),
+    ],
+    ids=str,
+)
+def test_failures_have_causes_also_after_a_journey_to_another_rank(error: BaseException, cause: Cause) -> None:
+    assert cause_of(error) is cause
+    if cause is Cause.LINK or isinstance(error, RankFailureError):
+        return
+    write = WriteError(describe(error), local_cause(error))
+    arrived = pickle.loads(pickle.dumps(write))
+    assert (cause_of(arrived), str(arrived)) == (cause, describe(error))
+    assert cause_of(CheckpointException("save", {1: (arrived, traceback.StackSummary())})) is cause
+
+
+@dataclass
+class HostOf:
+    """What a folder's host knows of the ranks."""
+
+    hosts: int
+    world_size: int
+    ranks_of_host: frozenset[int]
+
+
+@pytest.mark.parametrize(
+    ("missing", "cut", "state"),
+    [
+        ((), None, State.COMPLETE),
+        (("__2_a_0.distcp", "__3_a_0.distcp"), None, State.COMPLETE),
+        (("__1_a_0.distcp",), None, State.BROKEN),
+        ((), "__0_a_0.distcp", State.BROKEN),
+        ((), "__3_a_0.distcp", State.BROKEN),
+    ],
+    ids=["all", "another host's", "its own", "its own, short", "another host's, short"],
+)
+def test_of_several_hosts_each_answers_for_its_own_ranks_files(
+    tmp_path: Path, missing: tuple[str, ...], cut: str | None, state: State
+) -> None:
+    names = [f"__{rank}_a_0.distcp" for rank in range(4)]
+    folder = tmp_path / "step-00000010"
+    folder.mkdir()
+    for name in set(names) - set(missing):
+        (folder / name).write_bytes(b"x" * (9 if name == cut else 10))
+    files = {name: FileEntry(bytes=10, sha256="0" * 64) for name in names}
+    write_manifest(folder, Manifest(step=10, world_size=4, files=files).encode())
+    host: Any = HostOf(2, 4, frozenset({0, 1}))
+    assert LocalPlaces(tmp_path, S3Folder("s3://bucket/run/"), host).scan()[10][0] is state
+    alone: Any = HostOf(1, 4, frozenset(range(4)))
+    whole = not missing and cut is None
+    assert (LocalPlaces(tmp_path, S3Folder("s3://bucket/run/"), alone).scan()[10][0] is State.COMPLETE) is whole
 
 
 def test_a_directory_that_may_not_be_written_is_refused_before_the_first_step(tmp_path: Path) -> None:

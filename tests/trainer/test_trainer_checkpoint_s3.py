@@ -6,9 +6,11 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from botocore.exceptions import ClientError
 from checkpoint_state import (
     DAMAGES,
     Clock,
@@ -29,11 +32,14 @@ from checkpoint_state import (
     same,
     save_steps,
 )
+from trainer_harness import Place, launched
 
 from blackwell.findings import FindingsError
+from blackwell.trainer_config import ENV_CHECKPOINT_URI
 from local.server import LocalAws
 from trainer import s3
 from trainer.checkpoint import CheckpointStore, Loaded, writer
+from trainer.checkpoint.failure import StorageError
 from trainer.checkpoint.manifest import local_sizes
 from trainer.s3 import S3Folder
 
@@ -176,6 +182,43 @@ def test_durable_is_told_from_complete(tmp_path: Path, uri: str) -> None:
     assert (store.durable_step, store.durable_lag_seconds) == (1, 30)
     assert [(e["phase"], e["step"]) for e in events] == [("complete", 1), ("durable", 1)]
     assert events[1]["seconds"] == 30
+
+
+def test_a_deadline_may_come_nearer_while_it_is_waited_for(tmp_path: Path, uri: str) -> None:
+    clock = Clock()
+    store = open_store(tmp_path / "ck", s3_uri=uri, clock=clock, sleep=clock.sleep)
+    save_steps(store, 1)
+    began = clock.now
+    assert not store.flush_durable(lambda: began + (3_600 if clock.now < began + 10 else 20))
+    assert clock.now == began + 20
+
+
+@pytest.mark.parametrize("end", ["copied", pytest.param("told to stop", marks=pytest.mark.slow)])
+def test_the_model_is_there_before_the_last_checkpoint_is_safe(
+    place: Callable[..., Place], uri: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow copy to S3 keeps nobody waiting inside a collective, and the run is whole however the wait ends."""
+    job = place(steps=2, checkpoint__interval_steps=2)
+    with launched(job, extra={ENV_CHECKPOINT_URI: uri}) as run:
+        wait_until((job.root / "model" / "model.safetensors.index.json").is_file)
+        assert run.process.poll() is None
+        if end == "copied":
+            sync = SageMakerSync(job.checkpoints, S3Folder(uri))
+            for name in sync.pending():
+                sync.do(name)
+        else:
+            run.process.send_signal(signal.SIGTERM)
+        assert run.wait() == 0, run.output.read_text()[-3000:]
+        finish = run.log().of("finish")[0]
+    assert finish["step"] == 2
+    assert job.failure() is None
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def test_polling_looks_after_durability_without_waiting(tmp_path: Path, uri: str) -> None:
@@ -345,11 +388,11 @@ def test_s3_that_refuses_is_said(tmp_path: Path, uri: str, monkeypatch: pytest.M
     save_steps(store, 1)
 
     def refuse(*_: object, **__: object) -> None:
-        raise OSError(28, "slow down")
+        raise OSError(28, "no room")
 
     with monkeypatch.context() as patched:
         patched.setattr(S3Folder, "write", refuse)
-        with pytest.raises(FindingsError, match=r"BTS-412.*step 2.*slow down"):
+        with pytest.raises(FindingsError, match=r"BTS-412.*step 2.*no room"):
             save_steps(store, 2)
     assert {n.split("/")[0] for n in S3Folder(uri).list()} == {"step-00000001"}, "nothing half written is left"
 
@@ -375,6 +418,37 @@ def test_a_run_goes_on_from_another_runs_checkpoints(tmp_path: Path, uri: str) -
     again = load(open_store(tmp_path / "ours", resume_uri=other))
     assert again is not None
     assert again.source == str(tmp_path / "ours" / "step-00000006"), "its own checkpoints come first"
+
+
+def test_a_run_whose_own_checkpoints_are_all_too_new_goes_back_to_the_other_runs(tmp_path: Path, uri: str) -> None:
+    other = uri.replace("checkpoints/", "other/")
+    save_steps(direct(tmp_path / "other", other), 4)
+    ours, events = tmp_path / "ours", Events()
+    save_steps(open_store(ours, s3_uri=uri, resume_uri=other), 5, 6)
+    store = open_store(ours, events, s3_uri=uri, resume_uri=other)
+    loaded = store.load_newest(blank_state, lambda manifest: "too new" if manifest.step > 4 else None)
+    assert loaded is not None
+    assert loaded.source == f"{other}step-00000004/"
+    assert [s["reason"] for s in loaded.skipped] == ["too new"] * 2
+    with pytest.raises(FindingsError, match="BTS-413"):
+        open_store(ours, s3_uri=uri, resume_uri=other).load_newest(blank_state, lambda _: "too new")
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_s3_that_fails_while_it_is_asked_for_checkpoints(
+    tmp_path: Path, uri: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing to mend where S3 is down: the job must come again. Where it refuses, trying again would not help."""
+    code, status = ("AccessDenied", 403) if refused else ("SlowDown", 503)
+    answer = {"Error": {"Code": code, "Message": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+
+    def fail(*_: object, **__: object) -> None:
+        raise ClientError(answer, "ListObjectsV2")
+
+    store = open_store(tmp_path / "ck", s3_uri=uri)
+    monkeypatch.setattr(S3Folder, "list", fail)
+    with pytest.raises(FindingsError if refused else StorageError, match=code):
+        store.load_newest(blank_state)
 
 
 def test_resuming_from_nothing_is_an_error(tmp_path: Path, uri: str) -> None:
@@ -451,6 +525,13 @@ def test_hosts_with_disks_of_their_own_share_a_checkpoint(saved_by_two: tuple[Pa
         assert "is missing" in fact["message"]
     assert len(told(saved_by_two[1], "alone")) == 2, "not a fresh start"
     assert [(f["step"], f["same"]) for f in told(saved_by_two[1], "restart")] == [(4, True)] * 2
+    for waited in told(saved_by_two[1], "flush"):
+        assert not waited["safe"]
+        assert waited["seconds"] > 2.4, "all ranks wait as long as rank 0, or one would wait in a collective for it"
+        assert waited["beats"] >= 2
+    after = told(saved_by_two[1], "after restart")[0]
+    assert after["durable"] == 5
+    assert after["folders"] == ["step-00000004", "step-00000005"], "the good one from before is no broken one"
 
 
 def test_one_process_reads_what_two_ranks_wrote(saved_by_two: tuple[Path, list[dict[str, Any]]]) -> None:

@@ -50,6 +50,37 @@ def test_lost_rank_restarts_in_place_and_repeats_nothing_else(forks: ForkServer,
     assert (job.root / "model" / "model.safetensors.index.json").is_file()
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_rank_lost_inside_a_save_is_no_error_of_the_others(place: Callable[..., Place], asynchronous: bool) -> None:
+    """They see the save fail; the lost rank is the reason, and the run goes on from the checkpoint before."""
+    job = place(
+        "job", steps=6, checkpoint__interval_steps=2, checkpoint__asynchronous=asynchronous, in_place_restarts=1
+    )
+    fault = {"kind": "kill", "phase": "save", "step": 4, "rank": 1}
+    with launched(job, faults=[fault]) as run:
+        assert run.wait() == 0, run.output.read_text()[-3000:]
+        log = run.log()
+    assert [(e["verdict"], e["remedy"]) for e in log.of("restart")] == [("hardware", "retry_same")]
+    assert "rank 1 was killed by signal 9" in log.of("restart")[0]["cause"]
+    assert log.steps[-1].step == 6
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_save_that_fails_once_costs_a_restart_and_not_the_run(
+    place: Callable[..., Place], asynchronous: bool
+) -> None:
+    job = place(
+        "job", steps=6, checkpoint__interval_steps=2, checkpoint__asynchronous=asynchronous, in_place_restarts=1
+    )
+    with launched(job, faults=[{"kind": "failed_save", "step": 4, "rank": 1}]) as run:
+        assert run.wait() == 0, run.output.read_text()[-3000:]
+        log = run.log()
+    assert [(e["verdict"], e["remedy"]) for e in log.of("restart")] == [("hardware", "retry_same")]
+    assert "rank 1: [Errno 5] Input/output error" in log.of("restart")[0]["cause"]
+    assert log.of("start")[1]["resumed_from_step"] == 2
+    assert log.steps[-1].step == 6
+
+
 def test_nan_ends_before_the_optimizer_step(forks: ForkServer, place: Callable[..., Place]) -> None:
     job = place(checkpoint__interval_steps=2)
     workers = forks.start(job, faults=[{"kind": "nan", "step": 5, "rank": 1}])

@@ -5,6 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +21,21 @@ from blackwell.model import PRESETS
 from blackwell.spec import Precision, TrainingSpec
 from blackwell.trainer_config import ENV_ML_ROOT, from_hyperparameters
 from blackwell.verdict import EXIT_CODES, FailureRecord, Verdict
+from trainer import hosts as hosts_module
 from trainer import launch
-from trainer.hosts import Council, count_gpus, find_hosts, listen, network_environment, worst
+from trainer.checkpoint.failure import RankLostError, StorageError
+from trainer.hosts import (
+    Council,
+    HostLostError,
+    Hosts,
+    count_gpus,
+    find_hosts,
+    listen,
+    network_environment,
+    worst,
+)
 from trainer.judge import classify, first_line, judge
+from trainer.launch import Launcher
 from trainer.meter import Meter, peak_tflops
 from trainer.precision import Hardware, check_precision, make_recipe, start_line
 from trainer.settings import Places, decide, read_config, with_overrides
@@ -78,6 +93,8 @@ def test_agreed_ends(verdict: Verdict) -> None:
         (dist.DistBackendError("NCCL error: unhandled system error"), Verdict.HARDWARE, True),
         (RuntimeError("CUDA error: uncorrectable ECC error encountered"), Verdict.HARDWARE, False),
         (HardwareError("cuda:3 multiplies matrices wrongly"), Verdict.HARDWARE, False),
+        (RankLostError("checkpoint of step 8 in /x: Connection closed by peer"), Verdict.HARDWARE, True),
+        (StorageError("checkpoint of step 8 in /x: Input/output error"), Verdict.HARDWARE, False),
         (FindingsError([]), Verdict.USER_ERROR, False),
         (KeyError("tokens"), Verdict.USER_ERROR, False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), Verdict.USER_ERROR, False),
@@ -134,6 +151,97 @@ def test_worst_record_explains_the_others() -> None:
     records = [FailureRecord(verdict=v, cause="") for v in (Verdict.HARDWARE, Verdict.OUT_OF_MEMORY, Verdict.STOPPED)]
     assert worst(records).verdict is Verdict.OUT_OF_MEMORY
     assert worst([*records[2:], FailureRecord(verdict=Verdict.COMPLETED, cause="")]).verdict is Verdict.STOPPED
+
+
+STORE = """
+import sys, time
+from datetime import timedelta
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        (Verdict.HARDWARE, Verdict.HARDWARE),
+        (Verdict.OUT_OF_MEMORY, Verdict.OUT_OF_MEMORY),
+        (Verdict.USER_ERROR, Verdict.USER_ERROR),
+        (Verdict.STOPPED, Verdict.STOPPED),
+        (Verdict.COMPLETED, Verdict.COMPLETED),
+    ],
+)
+def test_the_loss_of_the_first_host_is_a_record_and_no_crash(own: Verdict, expected: Verdict) -> None:
+    """Whatever a launcher asks the lost host's store: it learns that the start is over and that no other can follow."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    first = subprocess.Popen([sys.executable, "-c", STORE, str(port)], stdout=subprocess.PIPE)
+    try:
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"up\n"
+        council = Council(Hosts(("algo-1", "algo-2"), 1, None, "127.0.0.1", port + 1))
+        assert not council.somewhere_ended(0)
+    finally:
+        first.kill()
+        first.wait()
+    assert council.somewhere_ended(0)
+    council.tell_end(0)
+    record = council.agree(0, FailureRecord(verdict=own, cause="mine", detail={"micro_batch_size": 4}))
+    assert (record.verdict, record.detail["host_lost"]) == (expected, True)
+    assert record.cause.startswith("mine" if own is not Verdict.HARDWARE else ("mine", "host algo-1 is lost"))
+    council.leave(0)
+
+
+def test_a_first_host_that_never_comes_is_hardware(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts_module, "AGREE_SECONDS", 0.2)
+    with pytest.raises(HostLostError, match="host algo-1 is lost"):
+        Council(Hosts(("algo-1", "algo-2"), 1, None, "127.0.0.1", 2))
+    monkeypatch.setattr(Launcher, "run", lambda _: Council(Hosts(("algo-1", "algo-2"), 1, None, "127.0.0.1", 2)))
+    write_hyperparameters(tmp_path)
+    assert launch.run(Places(tmp_path), {}).verdict is Verdict.HARDWARE
+
+
+@pytest.mark.parametrize(
+    "document",
+    ["{", '{"hosts": ["algo-1"], "current_host": "algo-9"}', '{"hosts": 3}', '{"hosts": ["a", 4]}'],
+)
+def test_a_resourceconfig_that_is_none_is_a_finding_and_a_record(
+    tmp_path: Path, document: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(launch.INBOX), "install", lambda _: None)  # the test's process keeps its signals
+    write_hyperparameters(tmp_path)
+    (tmp_path / "input" / "config" / "resourceconfig.json").write_text(document)
+    assert launch.main({ENV_ML_ROOT: str(tmp_path)}) == EXIT_CODES[Verdict.USER_ERROR]
+    record = FailureRecord.decode((tmp_path / "output" / "failure").read_text())
+    assert record is not None
+    assert "BTS-005" in record.cause
+    assert "resourceconfig.json" in capsys.readouterr().err
+
+
+def test_an_error_of_the_launcher_itself_leaves_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(_: Launcher) -> FailureRecord:
+        raise OSError(98, "Address already in use")
+
+    monkeypatch.setattr(type(launch.INBOX), "install", lambda _: None)
+    monkeypatch.setattr(Launcher, "run", broken)
+    write_hyperparameters(tmp_path)
+    assert launch.main({ENV_ML_ROOT: str(tmp_path)}) == EXIT_CODES[Verdict.USER_ERROR]
+    record = FailureRecord.decode((tmp_path / "output" / "failure").read_text())
+    assert record is not None
+    assert record.cause == "launcher: OSError: [Errno 98] Address already in use"
+    assert "Traceback" in capsys.readouterr().err, "the log has the place"
+
+
+def write_hyperparameters(root: Path) -> None:
+    (root / "input" / "config").mkdir(parents=True)
+    (root / "input" / "config" / "hyperparameters.json").write_text(
+        json.dumps({k: json.dumps(v) for k, v in BASE.items()})
+    )
 
 
 def test_one_host_is_its_own_council(tmp_path: Path) -> None:

@@ -114,14 +114,15 @@ def test_control_reader_of_a_file(tmp_path: Path) -> None:
     assert parse('{"id": "a", "action": "checkpoint_now"}') == Request("a", Action.CHECKPOINT_NOW, 0)
 
 
-def test_plan_end_is_half_an_hour_before_the_expiration() -> None:
+def test_the_last_save_of_a_plan_is_safe_before_its_instances_are_taken() -> None:
     clock = Clock()
     plan = plan_end({ENV_EXPIRATION: str(int((clock.now + 3_600) * 1_000))}, clock)
-    assert not plan.reached()
-    clock.now += 1_799
-    assert not plan.reached()
-    clock.now += 1
-    assert plan.reached()
+    taken = clock.now + 1_800
+    for saving, before in ((0.0, 300), (100.0, 300), (400.0, 800)):
+        clock.now = taken - before - 1
+        assert not plan.reached(saving)
+        clock.now += 1
+        assert plan.reached(saving)
     assert not plan.continues
     assert not plan_end({}, clock).reached()
     assert not plan_end({ENV_EXPIRATION: "soon"}, clock).reached()

@@ -39,7 +39,7 @@ Skipped = dict[str, str]
 
 
 class Search:
-    """Looks for checkpoints in a run's own places; in another run's only when there is none."""
+    """Looks for checkpoints in a run's own places, and in those of the run that it goes on from."""
 
     def __init__(self, root: Path, remote: S3Folder | None, resume: S3Folder | None, *, direct: bool) -> None:
         self._root, self._remote, self._resume, self._direct = root, remote, resume, direct
@@ -64,10 +64,11 @@ class Search:
                 known = {c.manifest.step: c.manifest for c in found}
                 found += [c for c in remote if known.get(c.manifest.step) != c.manifest]
                 skipped += remote_skipped
-        if not found and self._resume is not None:
-            found, more = self._in_s3(_other_run(self._resume))
-            skipped += more
         return sorted(found, key=lambda c: (-c.manifest.step, not c.local)), skipped
+
+    def elsewhere(self) -> tuple[list[Candidate], list[Skipped]]:
+        """Those of the run that this one goes on from, likewise."""
+        return self._in_s3(_other_run(self._resume)) if self._resume is not None else ([], [])
 
     def _local(self) -> tuple[list[Candidate], list[Skipped]]:
         found: list[Candidate] = []

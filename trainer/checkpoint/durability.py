@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from blackwell.names import CHECKPOINT_FOLDER, MANIFEST, checkpoint_folder
+from trainer.checkpoint.group import Group
 from trainer.checkpoint.manifest import (
     HalfWrittenError,
     Manifest,
@@ -21,6 +22,7 @@ from trainer.checkpoint.manifest import (
     size_faults,
 )
 from trainer.checkpoint.pruning import State, prunable
+from trainer.checkpoint.writer import RANK_FILE
 from trainer.s3 import S3Folder
 
 METADATA = ".metadata"
@@ -45,21 +47,34 @@ class Places(Protocol):
 class LocalPlaces:
     """A local folder; durable as soon as complete, unless SageMaker copies the folder to `mirror`."""
 
-    def __init__(self, root: Path, mirror: S3Folder | None) -> None:
-        self._root, self._mirror = root, mirror
+    def __init__(self, root: Path, mirror: S3Folder | None, group: Group) -> None:
+        self._root, self._mirror, self._group = root, mirror, group
 
     def scan(self) -> dict[int, tuple[State, Manifest | None]]:
         found: dict[int, tuple[State, Manifest | None]] = {}
         for step, folder in checkpoint_folders(self._root).items():
             try:
                 manifest = read_manifest(folder)
-                whole = size_faults(manifest, local_sizes(folder)) is None
+                whole = self._fault(manifest, local_sizes(folder)) is None
             except ManifestError:
                 found[step] = (State.BROKEN, None)
             else:
                 complete = State.COMPLETE if self._mirror else State.DURABLE
                 found[step] = (complete if whole else State.BROKEN, manifest)
         return found
+
+    def _fault(self, manifest: Manifest, sizes: dict[str, int]) -> str | None:
+        """What is wrong with the files that this host must have: of several hosts each has only its own ranks' files."""
+        if self._group.hosts == 1:
+            return size_faults(manifest, sizes)
+        wanted = {name for name in manifest.files if name in sizes or self._is_own(name, manifest)}
+        return size_faults(manifest.model_copy(update={"files": {n: manifest.files[n] for n in wanted}}), sizes)
+
+    def _is_own(self, name: str, manifest: Manifest) -> bool:
+        rank = RANK_FILE.match(name)
+        return rank is not None and manifest.world_size == self._group.world_size and (
+            int(rank[1]) in self._group.ranks_of_host
+        )  # fmt: skip
 
     def is_durable(self, manifest: Manifest) -> bool:
         return self._mirror is None or mirrored(manifest, self._mirror)
@@ -157,6 +172,8 @@ class Ledger:
         self._states: dict[int, State] = {}
         self._manifests: dict[int, Manifest] = {}
         self._writing: int | None = None
+        self.upload_seconds = 0.0
+        """How long after its last file the newest durable checkpoint was seen to be durable."""
 
     def scan(self) -> None:
         """Takes in what is there at the start."""
@@ -231,7 +248,7 @@ class Ledger:
                     self._emit("checkpoint", step=manifest.step, phase="check_failed", reason=str(error)[:300])
                     return
                 if durable and self._set_durable(manifest):
-                    seconds = max(0.0, self._clock() - manifest.created)
+                    seconds = self.upload_seconds = max(0.0, self._clock() - manifest.created)
                     self._emit("checkpoint", step=manifest.step, phase="durable", seconds=round(seconds, 3),
                                bytes=manifest.total_bytes)  # fmt: skip
             self._prune()

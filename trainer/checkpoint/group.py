@@ -11,16 +11,13 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from trainer.checkpoint.failure import Cause, RankFailureError, local_cause
 from trainer.hosts import ENV_HOST
 
 T = TypeVar("T")
 
 _TIMEOUT = timedelta(hours=2)
 """Longer than the slowest save: a rank may wait for another that is still uploading."""
-
-
-class RankFailureError(RuntimeError):
-    """One or more ranks failed; the text says which, and why."""
 
 
 class Group:
@@ -38,6 +35,7 @@ class Group:
         self.process_group = process_group
         hosts = self.gather(os.environ.get(ENV_HOST) or socket.gethostname())
         self.hosts = len(set(hosts))
+        self.ranks_of_host = frozenset(r for r, host in enumerate(hosts) if host == hosts[rank])
         self.host_leader = int(os.environ.get("LOCAL_RANK", hosts[:rank].count(hosts[rank]))) == 0
         """True for one rank of every host."""
 
@@ -56,15 +54,16 @@ class Group:
             RankFailureError: on all ranks, when the action failed on any.
         """
         result: T | None = None
-        failure: str | None = None
+        failure: tuple[str, Cause] | None = None
         try:
             result = action()
         except (Exception, CheckpointException) as error:
-            failure = describe(error)
+            failure = describe(error), local_cause(error)
         gathered = self.gather((result, failure))
-        failures = {rank: text for rank, (_, text) in enumerate(gathered) if text is not None}
+        failures = {rank: failed for rank, (_, failed) in enumerate(gathered) if failed is not None}
         if failures:
-            raise RankFailureError(by_rank(failures))
+            texts = {rank: text for rank, (text, _) in failures.items()}
+            raise RankFailureError(by_rank(texts), min(cause for _, cause in failures.values()))
         return [value for value, _ in gathered]  # type: ignore[misc]
 
     def from_first(self, action: Callable[[], T]) -> T:

@@ -97,11 +97,27 @@ def read_manifest(folder: Path) -> Manifest:
 
 def write_manifest(folder: Path, data: bytes) -> None:
     """Writes an encoded manifest and waits until it and the folder's entries are on disk."""
-    with (folder / MANIFEST).open("wb", buffering=0) as file:
-        file.write(data)
-        os.fsync(file.fileno())
-    sync_directory(folder)
+    write_file(folder / MANIFEST, data)
     sync_directory(folder.parent)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Writes a small file that is there as a whole or not at all, and waits until it is on disk.
+
+    Raises:
+        OSError: not all of it could be written; `path` is as it was.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
 
 
 def sync_directory(folder: Path) -> None:

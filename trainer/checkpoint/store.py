@@ -27,10 +27,11 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from blackwell import telemetry
 from blackwell.findings import Finding, FindingsError
 from blackwell.names import CHECKPOINT_FOLDER, MANIFEST, checkpoint_folder
-from trainer.checkpoint.candidates import Candidate, Search
+from trainer.checkpoint.candidates import Candidate, Search, Skipped
 from trainer.checkpoint.durability import METADATA, Emit, Ledger, LocalPlaces, S3Places, delete_folder, silent
-from trainer.checkpoint.group import Group, RankFailureError, describe
-from trainer.checkpoint.manifest import FileEntry, Manifest, checkpoint_folders, write_manifest
+from trainer.checkpoint.failure import Cause, RankFailureError, RankLostError, StorageError, cause_of
+from trainer.checkpoint.group import Group, describe
+from trainer.checkpoint.manifest import FileEntry, Manifest, checkpoint_folders, write_file, write_manifest
 from trainer.checkpoint.reader import VerifyingReader
 from trainer.checkpoint.writer import CheckpointWriter
 from trainer.s3 import S3Folder
@@ -41,6 +42,7 @@ Transport = Literal["sagemaker_sync", "s3"]
 PER_RANK_PREFIX = "rng/"
 """State under such a top-level key belongs to one rank, and may be missing in a checkpoint of fewer ranks."""
 DURABILITY_POLL_SECONDS = 10.0
+FLUSH_POLL_SECONDS = 2.0
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class Loaded:
     manifest: Manifest
     source: str
     """Where it came from: the local folder, or an S3 URI."""
-    skipped: list[dict[str, str]]
+    skipped: list[Skipped]
     """{folder, reason} of every newer one that could not be used."""
 
     @property
@@ -88,6 +90,7 @@ class CheckpointStore:
 
     Raises:
         FindingsError: BTS-412 where nothing can be written, BTS-414 where a URI is missing.
+        StorageError: disk or S3 failed.
     """
 
     def __init__(
@@ -125,12 +128,13 @@ class CheckpointStore:
             assert self._remote is not None
             places: LocalPlaces | S3Places = S3Places(self._remote)
         else:
-            places = LocalPlaces(local_root, self._remote)
+            places = LocalPlaces(local_root, self._remote, self._group)
         self._ledger = Ledger(places, keep, self._emit, clock)
         self._stager: DefaultStager | None = None
         self._saving: tuple[SaveHandle, threading.Thread] | None = None
-        self._failure: FindingsError | None = None
+        self._failure: Exception | None = None
         self._saved_step: int | None = None
+        self._save_seconds = 0.0
         self._committing = False
         """The manifest of the save that goes on may be written."""
         self._settler = ThreadPoolExecutor(1, "checkpoint-settle")
@@ -150,8 +154,10 @@ class CheckpointStore:
             state: what DCP saves: sharded tensors, and values that rank 0 holds for all.
             extra: manifest fields by name (tokens, position, config_hash, precision, backend); others are kept, too.
 
-        Raises:
-            FindingsError: BTS-412, of this save or of the one before.
+        Raises, of this save or of the one before:
+            FindingsError: BTS-412 when the place takes nothing more.
+            StorageError: disk or S3 failed this time.
+            RankLostError: another rank was lost.
         """
         started = time.perf_counter()
         self.wait()
@@ -178,8 +184,7 @@ class CheckpointStore:
     def poll(self) -> None:
         """Call after every step: costs nothing, finishes saves, and lets rank 0 look after durability and pruning.
 
-        Raises:
-            FindingsError: BTS-412 when the last asynchronous save failed.
+        Raises what `save` raises when the last asynchronous save failed.
         """
         if self._saving is not None and self._saving[0].done.is_set():
             self._finish()
@@ -221,10 +226,10 @@ class CheckpointStore:
     def _write_in_background(self, handle: SaveHandle, state: State, extra: dict[str, Any]) -> None:
         try:
             self._write(handle, state, extra, block=False)
-        except FindingsError as error:
+        except (FindingsError, StorageError, RankLostError) as error:
             self._failure = error
         except BaseException as error:
-            self._failure = self._write_error(handle.step, describe(error))
+            self._failure = self._write_error(handle.step, error)
         finally:
             handle.done.set()
 
@@ -239,10 +244,11 @@ class CheckpointStore:
                 self._discard(handle.step, folder)
             if self._group.rank == 0:
                 self._ledger.end(None)
-            raise self._write_error(handle.step, describe(error)) from error
+            raise self._write_error(handle.step, error) from error
+        self._save_seconds = time.perf_counter() - started
         if self._group.rank == 0:
             self._ledger.end(manifest)
-            self._emit("checkpoint", step=handle.step, phase="complete", seconds=round(time.perf_counter() - started, 3),
+            self._emit("checkpoint", step=handle.step, phase="complete", seconds=round(self._save_seconds, 3),
                        bytes=manifest.total_bytes, asynchronous=not block)  # fmt: skip
             if self._direct or self._remote is None:
                 self._settling = self._settler.submit(self._ledger.settle)  # deleting may take longer than saving
@@ -326,17 +332,22 @@ class CheckpointStore:
         """Gives every host the small files, so that each can tell a whole checkpoint, and prunes as rank 0 does."""
         if not self._group.host_leader or self._group.rank == 0 or (folder / MANIFEST).exists():
             return
-        (folder / METADATA).write_bytes(index)
+        write_file(folder / METADATA, index)
         write_manifest(folder, encoded)
         for step, old in checkpoint_folders(self._root).items():
             if step not in retained:
                 delete_folder(old)
 
-    def _write_error(self, step: int | None, cause: str) -> FindingsError:
+    def _write_error(self, step: int | None, error: BaseException) -> FindingsError | StorageError | RankLostError:
         where = self._remote.uri if self._direct and self._remote else str(self._root)
         free = "" if self._direct else _free_space(self._root)
         what = "checkpoints" if step is None else f"checkpoint of step {step}"
-        message = f"{what} in {where}: {cause}{free}"
+        message = f"{what} in {where}: {describe(error)}{free}"
+        match cause_of(error):
+            case Cause.LINK:
+                return RankLostError(message)
+            case Cause.STORAGE:
+                return StorageError(message)
         return FindingsError([Finding(
             id="BTS-412", path="training.checkpoint", message=message, legal="a place with room that may be written to"
         )])  # fmt: skip
@@ -359,7 +370,7 @@ class CheckpointStore:
         try:
             self._group.agree(write)
         except RankFailureError as error:
-            raise self._write_error(None, str(error)) from None
+            raise self._write_error(None, error) from None
 
     # ------------------------------------------------------------------ durability
 
@@ -389,21 +400,31 @@ class CheckpointStore:
         """Age of the newest durable checkpoint in seconds; None before the first, and on other ranks than 0."""
         return self._ledger.durable_lag_seconds
 
-    def flush_durable(self, deadline: float) -> bool:
-        """Waits until the newest complete checkpoint is durable, or until the Unix time `deadline`.
+    @property
+    def seconds_to_safety(self) -> float:
+        """Seconds from the start of a save to its durability, of the last ones; 0 before, and on other ranks than 0."""
+        return self._save_seconds + self._ledger.upload_seconds
 
-        All ranks may call it; only rank 0 waits, the others return True at once.
+    def flush_durable(self, deadline: float | Callable[[], float], beat: Callable[[], None] = lambda: None) -> bool:
+        """Waits until the newest complete checkpoint is durable, on all ranks alike: none runs ahead into a collective.
+
+        Args:
+            deadline: Unix time at which it is given up; rank 0's counts, a function is asked anew each time.
+            beat: called every few seconds; a sign of life.
         """
         self.wait()
-        if self._group.rank:
-            return True
         while True:
-            self._settler.submit(self._ledger.settle).result()
-            if self._ledger.complete_step == self._ledger.durable_step:
-                return True
-            if self._clock() >= deadline:
-                return False
-            self._sleep(min(2.0, max(0.0, deadline - self._clock())))
+            beat()
+            safe, wait_seconds = self._group.from_first(lambda: self._look(deadline))
+            if safe or not wait_seconds:
+                return safe
+            self._sleep(wait_seconds)
+
+    def _look(self, deadline: float | Callable[[], float]) -> tuple[bool, float]:
+        """(whether the newest complete checkpoint is durable, seconds until the next look; 0 for none)."""
+        self._settler.submit(self._ledger.settle).result()
+        left = (deadline() if callable(deadline) else deadline) - self._clock()
+        return self._ledger.complete_step == self._ledger.durable_step, min(FLUSH_POLL_SECONDS, max(0.0, left))
 
     # ------------------------------------------------------------------ loading
 
@@ -421,40 +442,59 @@ class CheckpointStore:
                 answer alike on all ranks.
 
         Raises:
-            FindingsError: BTS-411 when there are checkpoints but none can be loaded, or when S3 cannot be asked;
+            FindingsError: BTS-411 when there are checkpoints but none can be loaded, or when S3 refuses to tell;
                 BTS-413 when `resume_uri` has none.
+            StorageError: S3 or the disk failed, so that none could be loaded.
         """
-        group = self._group
         search = Search(self._root, self._remote, self._resume, direct=self._direct)
-        try:
-            candidates, skipped = group.from_first(search.candidates)
-        except RankFailureError as error:
-            raise FindingsError([Finding(
-                id="BTS-411", path="training.checkpoint", message=f"cannot tell whether there are checkpoints: {error}"
-            )]) from None  # fmt: skip
-        loaded: Loaded | None = None
-        for candidate in candidates:
-            if accept is not None and (reason := accept(candidate.manifest)):
-                skipped.append({"folder": candidate.place, "reason": reason})
-                continue
-            try:
-                state = self._load(candidate, state_factory)
-            except (RankFailureError, CheckpointException) as error:
-                skipped.append({"folder": candidate.place, "reason": describe(error)[:500]})
-                continue
-            skipped = [s for s in skipped if _step(s["folder"]) >= candidate.manifest.step]
-            loaded = Loaded(candidate.manifest.step, state, candidate.manifest, candidate.place, _said(skipped))
-            break
-        if group.rank == 0:
-            self._after_load(loaded, skipped)
-        if loaded is None and (candidates or any("half_written" not in s for s in skipped)):
-            raise _none_loads(skipped)
-        if loaded is None and self._resume is not None:
+        tried = _Tried()
+        loaded = self._load_first(self._found(search.candidates, tried), state_factory, accept, tried)
+        if loaded is None and not tried.damaged and self._resume is not None:
+            loaded = self._load_first(self._found(search.elsewhere, tried), state_factory, accept, tried)
+        if self._group.rank == 0:
+            self._after_load(loaded, tried.skipped)
+        if loaded is not None:
+            return loaded
+        if tried.damaged:
+            raise StorageError(tried.text) if tried.storage_failed else _none_loads(tried.damaged)
+        if self._resume is not None:
             raise FindingsError([Finding(
                 id="BTS-413", path="resume_from", message="no complete checkpoint there", given=self._resume.uri,
                 legal="the S3 URI of a run's checkpoints, or of one checkpoint folder",
             )])  # fmt: skip
-        return loaded
+        return None
+
+    def _found(self, search: Callable[[], tuple[list[Candidate], list[Skipped]]], tried: _Tried) -> list[Candidate]:
+        try:
+            candidates, unfit = self._group.from_first(search)
+        except RankFailureError as error:
+            message = f"cannot tell whether there are checkpoints: {error}"
+            if error.cause is Cause.STORAGE:
+                raise StorageError(message) from None
+            raise FindingsError([Finding(id="BTS-411", path="training.checkpoint", message=message)]) from None
+        tried.add(unfit)
+        return candidates
+
+    def _load_first(
+        self,
+        candidates: list[Candidate],
+        state_factory: Callable[[], State],
+        accept: Callable[[Manifest], str | None] | None,
+        tried: _Tried,
+    ) -> Loaded | None:
+        for candidate in candidates:
+            if accept is not None and (reason := accept(candidate.manifest)):
+                tried.skipped.append({"folder": candidate.place, "reason": reason})
+                continue
+            try:
+                state = self._load(candidate, state_factory)
+            except (RankFailureError, CheckpointException) as error:
+                tried.add([{"folder": candidate.place, "reason": describe(error)[:500]}])
+                tried.storage_failed |= cause_of(error) is Cause.STORAGE
+                continue
+            newer = [s for s in tried.skipped if _step(s["folder"]) >= candidate.manifest.step]
+            return Loaded(candidate.manifest.step, state, candidate.manifest, candidate.place, _said(newer))
+        return None
 
     def _load(self, candidate: Candidate, state_factory: Callable[[], State]) -> State:
         group = self._group
@@ -482,16 +522,36 @@ class CheckpointStore:
         for key in [k for k in state if k.startswith(PER_RANK_PREFIX) and k not in saved]:
             del state[key]
 
-    def _after_load(self, loaded: Loaded | None, skipped: list[dict[str, str]]) -> None:
+    def _after_load(self, loaded: Loaded | None, skipped: list[Skipped]) -> None:
+        newer = loaded.skipped if loaded else _said(skipped)
         self._ledger.scan()
-        self._ledger.distrust([_step(s["folder"]) for s in skipped])
-        if loaded or skipped:
+        self._ledger.distrust([_step(s["folder"]) for s in newer])
+        if loaded or newer:
             step, folder = (loaded.step, loaded.source) if loaded else (None, None)
-            self._emit("resume", step=step, folder=folder, skipped=_said(skipped))
+            self._emit("resume", step=step, folder=folder, skipped=newer)
 
     def _print(self, event: str, **fields: Any) -> None:
         sys.stdout.write(telemetry.format_event(event, self._run, 0, **fields) + "\n")  # one write: threads share it
         sys.stdout.flush()
+
+
+@dataclass(slots=True)
+class _Tried:
+    """The checkpoints that were looked at and not loaded."""
+
+    skipped: list[Skipped] = field(default_factory=list)
+    """All of them, with the reason."""
+    damaged: list[Skipped] = field(default_factory=list)
+    """Those that were complete once, and that the caller would have taken."""
+    storage_failed: bool = False
+
+    def add(self, unfit: list[Skipped]) -> None:
+        self.skipped += unfit
+        self.damaged += [s for s in unfit if "half_written" not in s]
+
+    @property
+    def text(self) -> str:
+        return "no checkpoint could be loaded: " + "; ".join(f"{s['folder']}: {s['reason']}" for s in self.damaged)
 
 
 def _step(place: str) -> int:
@@ -499,11 +559,11 @@ def _step(place: str) -> int:
     return int(match[1]) if match else -1
 
 
-def _said(skipped: list[dict[str, str]]) -> list[dict[str, str]]:
+def _said(skipped: list[Skipped]) -> list[Skipped]:
     return [{"folder": s["folder"], "reason": s["reason"]} for s in sorted(skipped, key=lambda s: -_step(s["folder"]))]
 
 
-def _none_loads(skipped: list[dict[str, str]]) -> FindingsError:
+def _none_loads(skipped: list[Skipped]) -> FindingsError:
     legal = "mend or delete the folders; a run never starts from scratch over checkpoints that it cannot read"
     return FindingsError([
         Finding(id="BTS-411", path=s["folder"], message=s["reason"], legal=legal) for s in skipped

@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import queue
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +20,14 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from trainer import s3
+from trainer.checkpoint.failure import WriteError, local_cause
 from trainer.checkpoint.group import describe
 from trainer.checkpoint.manifest import FileEntry
 
 _CHUNK_BYTES = 8 << 20
 """Bytes hashed at once. Large, because every piece costs two turns of the interpreter lock."""
+RANK_FILE = re.compile(r"^__(\d+)_")
+"""A data file, by its name; the group is the rank that wrote it."""
 _S3_PART_BYTES = 32 << 20
 """S3 takes 10,000 parts an object: 320 GB a rank."""
 
@@ -220,10 +224,8 @@ class CheckpointWriter(FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         try:
             return super().write_data(plan, planner)
-        except OSError:
-            raise
         except Exception as error:  # PyTorch's serializer hides the disk's error behind its own
-            raise OSError(describe(error)) from error
+            raise WriteError(describe(error), local_cause(error)) from error
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
