@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -80,3 +81,16 @@ def test_sigterm_on_one_host_stops_both(place: Callable[..., Place]) -> None:
         saved = runs[0].place.complete_steps()  # an ordinary one, too, where the signal came after its step
         assert saved == runs[1].place.complete_steps()
         assert saved[-1] == runs[0].log().steps[-1].step
+
+
+def test_the_loss_of_the_first_host_ends_the_other_with_a_record(place: Callable[..., Place]) -> None:
+    """It cannot go on alone, and the workflow must learn that it was the hardware."""
+    with two_hosts(place, [], steps=5_000, in_place_restarts=2, **SAVING) as runs:
+        runs[0].wait_for(lambda log: len(log.steps) > 2)
+        os.killpg(runs[0].process.pid, signal.SIGKILL)
+        assert runs[1].wait(90) == EXIT_CODES[Verdict.HARDWARE], runs[1].output.read_text()[-3000:]
+        failure = runs[1].place.failure()
+        assert not runs[1].log().of("restart")
+    assert failure is not None
+    assert failure.verdict is Verdict.HARDWARE
+    assert failure.detail["host_lost"]
