@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 
 from blackwell.findings import FindingsError
@@ -23,6 +24,7 @@ _BROKEN_LINK = (
     "rendezvous",
     "timed out waiting",
 )
+_BROKEN_DISK = (errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV)
 _BROKEN_DEVICE = (
     "uncorrectable ecc",
     "hardware stack error",
@@ -49,6 +51,8 @@ def classify(error: BaseException) -> tuple[Verdict, bool]:
     if isinstance(error, FindingsError):
         return Verdict.USER_ERROR, False
     if isinstance(error, HardwareError | StorageError):
+        return Verdict.HARDWARE, False
+    if isinstance(error, OSError) and error.errno in _BROKEN_DISK:
         return Verdict.HARDWARE, False
     if isinstance(error, RankLostError) or is_broken_link(error):
         return Verdict.HARDWARE, True

@@ -95,6 +95,8 @@ def test_agreed_ends(verdict: Verdict) -> None:
         (HardwareError("cuda:3 multiplies matrices wrongly"), Verdict.HARDWARE, False),
         (RankLostError("checkpoint of step 8 in /x: Connection closed by peer"), Verdict.HARDWARE, True),
         (StorageError("checkpoint of step 8 in /x: Input/output error"), Verdict.HARDWARE, False),
+        (OSError(5, "Input/output error"), Verdict.HARDWARE, False),
+        (OSError(28, "No space left on device"), Verdict.USER_ERROR, False),
         (FindingsError([]), Verdict.USER_ERROR, False),
         (KeyError("tokens"), Verdict.USER_ERROR, False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), Verdict.USER_ERROR, False),
